@@ -1,0 +1,7 @@
+"""`pocketllm generate`: being written."""
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the app."""

@@ -1,0 +1,72 @@
+"""How every command speaks: data to stdout, progress to stderr, one map from an exception to an exit code.
+
+Exit codes, for all commands: 0 done · 1 a check or a gate said no · 2 cannot be done as asked (bad input, unsupported,
+unusable environment) · 3 could not judge · 4 unrecorded or under-powered under `--require` · 5 stale fixtures ·
+70 a bug of ours · 130 interrupted.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+def write_json(value: Any) -> None:
+    """Print one JSON document on stdout, UTF-8, never NaN."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def say(message: str) -> None:
+    """One line of progress or advice, on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def fail(error: PocketLLMError) -> None:
+    """Print a refusal: one sentence, or a headline and one line a reason."""
+    if isinstance(error, UnsupportedFeatureError) and len(error.reasons) > 1:
+        say(f"error: {error.subject}:")
+        for reason in error.reasons:
+            say(f"  - {reason}")
+    else:
+        say(f"error: {error}")
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that an error made on purpose ends with its own exit code and one sentence."""
+    import typer
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except PocketLLMError as error:
+            fail(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # the reader has gone (`| head`): no more output, and no complaint at interpreter exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception:
+            import traceback
+
+            traceback.print_exc()
+            say("this is a bug in pocketllm: please report it with the lines above")
+            raise typer.Exit(EXIT_BUG) from None
+
+    return run

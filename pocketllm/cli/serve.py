@@ -1,0 +1,7 @@
+"""`pocketllm serve`: being written."""
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the app."""

@@ -1,0 +1,50 @@
+"""What one step hands to a model: a flat batch of ragged rows over paged keys and values."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's input, numpy only; gathered from the requests, used once, thrown away.
+
+    tokens = all scheduled tokens of all sequences, one sequence after another.
+    """
+
+    input_ids: Int32Array
+    """[tokens]"""
+    positions: Int32Array
+    """[tokens] position of each token in its own sequence."""
+    query_start_loc: Int32Array
+    """[sequences + 1] where each sequence's tokens begin in the flat batch."""
+    seq_lens: Int32Array
+    """[sequences] length of each sequence after this step, cached tokens included."""
+    block_table: Int32Array
+    """[sequences, blocks] cache blocks of each sequence in order; unused entries are -1."""
+    slot_mapping: Int64Array
+    """[tokens] flat cache slot (block * block_size + offset) where each token's key and value go."""
+    logit_rows: Int32Array
+    """[rows] which tokens' logits are wanted."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.seq_lens)
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Geometry of one attention layer; q, k and v cross the seam flat: [tokens, heads * head_dim]."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float

@@ -1,0 +1,83 @@
+"""The kernel seam: the coarse operations a model may ask a backend for.
+
+Tensors are the backend's own and opaque above the seam; batches enter as numpy and logits leave as numpy. Every operation is
+out of place unless it says otherwise, computes a row independently of the other rows within the backend's declared
+`batch_invariant_width`, and is bound once at load: there is no lookup and no fallback per call.
+"""
+
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+
+Tensor = Any
+"""A backend's own tensor; only that backend's operations touch it."""
+Weight = Any
+"""A matrix [out, in] as the backend keeps it (packed or not)."""
+KVCache = Any
+"""Paged keys and values of all layers, as the backend keeps them."""
+
+
+class RopeLayout(Enum):
+    """Which two values of a head rotate together."""
+
+    ADJACENT = "adjacent"
+    """(0, 1), (2, 3), … as in llama's GGUF"""
+    HALF_SPLIT = "half_split"
+    """(0, d/2), (1, d/2 + 1), … as in qwen and gemma"""
+
+
+class Ops(Protocol):
+    """What a backend offers to model families."""
+
+    # -- at load ---------------------------------------------------------------------------------------------------
+    def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Weight:
+        """Keep a matrix. data: its raw bytes in the file's encoding; shape: (out, in)."""
+
+    def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
+        """Keep a small float32 vector (a norm's weight, a bias, frequencies)."""
+
+    def new_kv_cache(
+        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+    ) -> KVCache:
+        """An empty paged cache of num_blocks blocks of block_size tokens for each layer."""
+
+    # -- each step ---------------------------------------------------------------------------------------------------
+    def embed(self, table: Weight, input_ids: npt.NDArray[np.int32]) -> Tensor:
+        """Rows of the embedding table: [tokens, hidden], float32 on the reference backend."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang & Sennrich 2019)."""
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """x · weightᵀ (+ bias): [tokens, in] → [tokens, out]."""
+
+    def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32], magnitude: float) -> Tensor:
+        """cos and sin of position · inv_freq, both times magnitude; made once a step and shared by its layers."""
+
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int, layout: RopeLayout) -> Tensor:
+        """Rotate each head's leading values by its token's angles (Su et al. 2021). x: [tokens, heads * head_dim]."""
+
+    def store_kv(self, cache: KVCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write this step's keys and values into the cache, in place, at `batch.slot_mapping`."""
+
+    def attention(self, q: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
+        """Causal attention of each sequence's new tokens over its own cached tokens: [tokens, heads * head_dim]."""
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) · up, the gate of SwiGLU (Shazeer 2020)."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y."""
+
+    def take(self, x: Tensor, rows: npt.NDArray[np.int32]) -> Tensor:
+        """Rows of x, in that order."""
+
+    def to_numpy(self, x: Tensor) -> npt.NDArray[np.float32]:
+        """A copy as float32 numpy, after everything before it has finished."""
+
+    def synchronize(self) -> None:
+        """Return when all operations given so far have finished."""

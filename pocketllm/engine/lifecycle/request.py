@@ -1,0 +1,129 @@
+"""A request, its states and its events; pure.
+
+WAITING ──schedule──► RUNNING ──stop · length · cancelled · error──► FINISHED
+   ▲                     │
+   └──── out of blocks ──┘   (recomputed from the start)
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+
+
+class RequestState(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+NEXT_STATES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+class FinishReason(Enum):
+    """The one terminal event's cause."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass
+class RequestTimes:
+    """`time.perf_counter()` stamps in seconds; None until it happened."""
+
+    submitted_s: float = field(default_factory=time.perf_counter)
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+@dataclass
+class Request:
+    """One sequence to be continued; the scheduler alone changes it.
+
+    `num_computed_tokens` counts tokens whose keys and values are in the cache; the request has caught up, and gets a new
+    token, when it reaches `num_tokens`.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    wants_prompt_logits: bool = False
+    state: RequestState = RequestState.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of prompt and output together."""
+        split = len(self.prompt_token_ids)
+        head = list(self.prompt_token_ids[start : min(stop, split)])
+        return head + self.output_token_ids[max(start - split, 0) : max(stop - split, 0)]
+
+    def move_to(self, state: RequestState) -> None:
+        """Change state; an impossible change is a bug of ours."""
+        assert state in NEXT_STATES[self.state], (self.request_id, self.state, state)
+        self.state = state
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural, of the unmodified distribution) at one output position."""
+
+    chosen: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One more token. `text` may be empty while half a character or half a stop string is held back."""
+
+    request_id: str
+    token_id: int
+    text: str
+    logprobs: TokenLogprobs | None
+    time_s: float
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The one terminal event of a request. `text` is what was held back until now."""
+
+    request_id: str
+    reason: FinishReason
+    text: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    times: RequestTimes
+    error: str | None = None
+    stop_string: str | None = None
+    prompt_logits: npt.NDArray[np.float32] | None = None
+
+
+Event = TokenEvent | FinishEvent

@@ -1,0 +1,60 @@
+"""How one request's tokens are chosen; validated once, when made."""
+
+import math
+from dataclasses import dataclass
+
+from pocketllm.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling of one request. Raises RequestError naming the field for anything that cannot be honored.
+
+    temperature 0 is greedy. top_k 0 or -1 and top_p 1 and min_p 0 switch the filter off. seed None draws a fresh one.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives to report with each token, 0…20; None reports nothing."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens={self.max_tokens} must be at least 1", param="max_tokens")
+        self._in_range("temperature", self.temperature, 0.0, 100.0)
+        self._in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        self._in_range("min_p", self.min_p, 0.0, 1.0)
+        if self.top_k < -1:
+            raise RequestError(f"top_k={self.top_k} must be -1, 0 (off) or positive", param="top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError("seed must fit 64 bits", param="seed")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise RequestError(f"logprobs={self.logprobs} must be between 0 and {MAX_LOGPROBS}", param="logprobs")
+        self._check_stops()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature <= 1e-5
+
+    def _in_range(self, name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+        if not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+            bracket = "(" if open_low else "["
+            raise RequestError(f"{name}={value} must be in {bracket}{low:g}, {high:g}]", param=name)
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(self.stop)} strings, the limit is {MAX_STOP_STRINGS}", param="stop")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_LENGTH:
+                raise RequestError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
