@@ -9,7 +9,7 @@
     ├── RequestError                    one request cannot be served as asked           HTTP 400
     │   └── ContextLengthError          prompt and answer do not fit the context        HTTP 400
     ├── QueueFullError                  come back later                                 HTTP 503
-    ├── EnvironmentFailure              a port, a folder or a process refused           exit code 2
+    ├── MachineError                    a port, a folder or a process refused           exit code 2
     ├── RecordError                     a run record or a fixture cannot be read or written
     └── NotJudgedError                  the instrument could not decide                 exit code 3
 
@@ -74,7 +74,7 @@ class QueueFullError(PocketLLMError):
     """Too many requests are waiting; the client should come back later."""
 
 
-class EnvironmentFailure(PocketLLMError):
+class MachineError(PocketLLMError):
     """A port, a folder or a process of this machine refused."""
 
 

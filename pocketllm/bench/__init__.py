@@ -1,1 +1,1 @@
-
+"""Is B faster than A, on this machine, today?"""

@@ -1,1 +1,1 @@
-
+"""One file a command: parse, call one function, render."""

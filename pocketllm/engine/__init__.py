@@ -1,1 +1,1 @@
-
+"""The whole inference engine."""

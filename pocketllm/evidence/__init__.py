@@ -1,1 +1,1 @@
-
+"""Run records: schema, provenance, store, and the ladder computed from them."""

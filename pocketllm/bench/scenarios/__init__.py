@@ -1,1 +1,1 @@
-
+"""One file a scenario: what a slot asks of its target."""

@@ -1,1 +1,1 @@
-
+"""The kernel seam: one folder a vendor, one folder for the contract."""

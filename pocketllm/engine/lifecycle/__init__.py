@@ -1,1 +1,1 @@
-
+"""One request lifecycle and one scheduler, for every family."""

@@ -54,8 +54,8 @@ class RequestTimes:
 class Request:
     """One sequence to be continued; the scheduler alone changes it.
 
-    `num_computed_tokens` counts tokens whose keys and values are in the cache; the request has caught up, and gets a new
-    token, when it reaches `num_tokens`.
+    `num_computed_tokens` counts tokens whose keys and values are in the cache; the request has caught up, and gets a
+    new token, when it reaches `num_tokens`.
     """
 
     request_id: str

@@ -1,1 +1,1 @@
-
+"""N implementations; deliberately not one."""

@@ -1,7 +1,7 @@
 """All that the lifecycle knows of a model: what a family declares, and what a loaded model does.
 
-A family is one file under `families/`, named after its GGUF architecture with `-` written `_`, that ends with a constant
-`FAMILY`. It imports no torch: it computes by composing the operations of `backends.api.ops`.
+A family is one file under `families/`, named after its GGUF architecture with `-` written `_`, that ends with a
+constant `FAMILY`. It imports no torch: it computes by composing the operations of `backends.api.ops`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Model(Protocol):
     vocab_size: int
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """Run one flat batch; returns final hidden states of `batch.logit_rows`: [rows, hidden] (backend's own tensor)."""
+        """Run one flat batch; returns the final hidden states of `batch.logit_rows`: [rows, hidden]."""
 
     def logits(self, hidden: Tensor) -> Any:
         """Logits of hidden states as float32 numpy: [rows, vocab]."""

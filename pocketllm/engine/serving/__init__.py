@@ -1,1 +1,1 @@
-
+"""The OpenAI surface: knows requests and events, not tensors."""

@@ -1,1 +1,1 @@
-
+"""Tokenizer, template, detokenizer: made from plain metadata."""

@@ -1,1 +1,1 @@
-
+"""Checkpoints on disk: found, read, checked, decoded."""

@@ -1,1 +1,1 @@
-
+"""What a model may ask of a backend."""

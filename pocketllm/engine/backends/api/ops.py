@@ -1,8 +1,8 @@
 """The kernel seam: the coarse operations a model may ask a backend for.
 
-Tensors are the backend's own and opaque above the seam; batches enter as numpy and logits leave as numpy. Every operation is
-out of place unless it says otherwise, computes a row independently of the other rows within the backend's declared
-`batch_invariant_width`, and is bound once at load: there is no lookup and no fallback per call.
+Tensors are the backend's own and opaque above the seam; batches enter as numpy and logits leave as numpy. Every
+operation is out of place unless it says otherwise, computes a row independently of the other rows within the backend's
+declared `batch_invariant_width`, and is bound once at load: there is no lookup and no fallback per call.
 """
 
 from enum import Enum

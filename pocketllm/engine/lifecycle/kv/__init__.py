@@ -1,1 +1,1 @@
-
+"""Cache blocks and what keeps track of them."""

@@ -1,1 +1,1 @@
-
+"""One file an architecture; the file name is the registry key."""

@@ -1,1 +1,1 @@
-
+"""One file a quant type."""

@@ -1,0 +1,24 @@
+"""Fixtures that more than one folder of tests needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ORACLES = Path(__file__).parent / "oracles"
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf() -> Path:
+    """A llama checkpoint of 0.5 MB with random float32 weights and a 512-token vocabulary."""
+    return ORACLES / "llama.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model from the cache; skips with a machine-readable reason where it was never fetched."""
+    cache = Path(os.environ.get("POCKETLLM_CACHE", Path.home() / ".cache" / "pocketllm"))
+    path = cache / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.is_file():
+        pytest.skip("model-not-cached: smollm2-135m (pocketllm models pull smollm2-135m)")
+    return path
