@@ -1,0 +1,131 @@
+"""Make the virtual environment that `make demo` and `make test` use; the standard library is enough to run this.
+
+Says what it does, how much it downloads before it starts, and nothing at all when there is nothing to do.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MINIMUM_TORCH = (2, 9)
+HAS_TORCH = f"""
+import importlib.metadata as m, re, sys
+try:
+    version = m.version("torch")
+except m.PackageNotFoundError:
+    sys.exit(1)
+print(version)
+sys.exit(tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < {MINIMUM_TORCH})
+"""
+
+
+def say(message: str) -> None:
+    print(f"setup: {message}", flush=True)
+
+
+def stop(message: str) -> None:
+    sys.exit(f"setup: {message}")
+
+
+def installed_torch(python: Path | str) -> str | None:
+    """Version of a torch that is new enough to keep, as that interpreter sees it."""
+    answer = subprocess.run([python, "-c", HAS_TORCH], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def make_venv(venv: Path) -> None:
+    if (venv / "bin" / "python").exists():
+        return
+    command = [sys.executable, "-m", "venv", str(venv)]
+    torch = installed_torch(sys.executable)
+    if torch:
+        say(f"{sys.executable} has torch {torch}: the environment will see it instead of downloading another")
+        command.append("--system-site-packages")
+    say(f"making {venv.name} with Python {sys.version.split()[0]}")
+    if subprocess.run(command, check=False).returncode != 0:
+        shutil.rmtree(venv, ignore_errors=True)
+        stop("could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv")
+
+
+def size_of(url: str) -> int | None:
+    """Bytes behind an address that pip resolved, without fetching them."""
+    if url.startswith("file:"):
+        return 0
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10) as answer:
+            return int(answer.headers["Content-Length"])
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def announce(python: Path, arguments: list[str]) -> None:
+    """Say what pip would download, and how much, before it starts."""
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run", "--report", "-"]
+    answer = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    if answer.returncode != 0:
+        stop(f"pip cannot resolve the dependencies:\n{answer.stderr.strip()}")
+    items = json.loads(answer.stdout)["install"]
+    wanted = [(item["metadata"]["name"], item["download_info"]["url"]) for item in items]
+    sizes = [size_of(url) for _, url in wanted]
+    unknown = sum(size is None for size in sizes)
+    total = sum(size or 0 for size in sizes) / 1e6
+    say(f"{len(wanted)} packages to install, about {total:,.0f} MB" + (f" and {unknown} of unknown size" * bool(unknown)))
+    has_gpu = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
+    if any(name.startswith(("nvidia-", "cuda-")) for name, _ in wanted) and not has_gpu:
+        say("this torch carries CUDA libraries and no NVIDIA GPU is seen here; to take the small CPU build instead,")
+        say("stop now and run: make demo TORCH_INDEX=<address of PyTorch's CPU package index>")
+
+
+def install(python: Path, extra: str, torch_index: str) -> None:
+    project = f"-e{ROOT}[{extra}]" if extra else f"-e{ROOT}"
+    constraints = [] if installed_torch(python) else ["-c", str(ROOT / "constraints.txt")]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if constraints and torch_index:
+        say("installing torch from TORCH_INDEX")
+        run([*pip, "--index-url", torch_index, *constraints, "torch"])
+    announce(python, [*constraints, project])
+    run([*pip, *constraints, project])
+
+
+def run(command: list[str | Path]) -> None:
+    if subprocess.run(command, check=False, cwd=ROOT).returncode != 0:
+        stop("pip failed; what it printed is above. Run the same command again to go on from there")
+
+
+def stamp_of(venv: Path, extra: str) -> Path:
+    return venv / f"setup-{extra or 'run'}.done"
+
+
+def fingerprint(extra: str) -> str:
+    parts = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    return hashlib.sha256(b"".join(parts) + extra.encode()).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument("--extra", default="", help="an extra of the project, such as test")
+    arguments = parser.parse_args()
+    if sys.version_info < (3, 11):
+        stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; name another with PYTHON=python3.12")
+    venv = arguments.venv.resolve()
+    # an environment made with an extra has everything that one without it has
+    for extra in {arguments.extra, "test"}:
+        stamp = stamp_of(venv, extra)
+        if stamp.is_file() and stamp.read_text() == fingerprint(extra):
+            return
+    make_venv(venv)
+    install(venv / "bin" / "python", arguments.extra, os.environ.get("TORCH_INDEX", ""))
+    stamp_of(venv, arguments.extra).write_text(fingerprint(arguments.extra))
+    say("ready")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+# PyTorch's CPU package index, where you have one: a small torch on machines without an NVIDIA GPU.
+TORCH_INDEX ?=
+export TORCH_INDEX
+
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check docs setup setup-test model clean
+
+help:
+	@echo "make demo    set up, fetch the default model, and run the main job: a benchmark in arms behind a golden check"
+	@echo "make test    the whole test suite, lint and type checks included (what CI runs)"
+	@echo "make check   lint, types and layer contracts only"
+	@echo "make docs    regenerate docs/cli.md and the model pages"
+	@echo "Variables:   PYTHON=python3.12   VENV=.venv   TORCH_INDEX=<address of PyTorch's CPU package index>"
+
+setup:
+	@$(PYTHON) .ci/setup.py --venv $(VENV)
+
+setup-test:
+	@$(PYTHON) .ci/setup.py --venv $(VENV) --extra test
+
+model: setup
+	@$(BIN)/pocketllm models pull smollm2-135m
+
+demo: setup model
+	$(BIN)/pocketllm bench --scenario prefill --input-len 256 --arms base --arms chunk-64:prefill_chunk=64 --budget 150s
+
+check: setup-test
+	$(BIN)/ruff check pocketllm tests .ci
+	$(BIN)/ruff format --check pocketllm tests .ci
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup-test check
+	@$(BIN)/pocketllm models pull smollm2-135m
+	$(BIN)/pytest
+
+docs: setup-test
+	$(BIN)/python -m tests.docs.cli_pages docs/cli.md
+	$(BIN)/pocketllm models docs
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
