@@ -1,0 +1,101 @@
+"""Engine options as command-line flags: declared once, shared by every command that loads an engine.
+
+A command lists the flags it takes (`model: Model = None, …`) and hands them to `engine_options`; a flag that was not
+given stays None, so that the environment and the project file may answer for it.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pocketllm.engine.options import EngineOptions
+
+PANEL = "Engine"
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Catalog name, .gguf path (any shard of a split), or hf:owner/repo/file. [default: smollm2-135m]",
+        rich_help_panel=PANEL,
+    ),
+]
+Backend = Annotated[
+    str | None, typer.Option("--backend", help="Backend by name, or auto. [default: auto]", rich_help_panel=PANEL)
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        help="Longest prompt plus answer, in tokens. [default: the checkpoint's context]",
+        rich_help_panel=PANEL,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", help="CPU threads. [default: the cores this process may use]", rich_help_panel=PANEL),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", help="Most requests in one step. [default: 8]", rich_help_panel=PANEL),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        help="Token budget of one step over all requests. [default: 512]",
+        rich_help_panel=PANEL,
+    ),
+]
+PrefillChunk = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-chunk", help="Most prompt tokens of one request in one step. [default: 256]", rich_help_panel=PANEL
+    ),
+]
+BlockSize = Annotated[
+    int | None, typer.Option("--block-size", help="Tokens in one cache block. [default: 16]", rich_help_panel=PANEL)
+]
+KVCacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-bytes",
+        help="Memory for keys and values. [default: enough for --max-num-seqs full requests, at most 1 GiB]",
+        rich_help_panel=PANEL,
+    ),
+]
+Watermark = Annotated[
+    float | None,
+    typer.Option(
+        "--watermark", help="Share of blocks that admission leaves free. [default: 0.01]", rich_help_panel=PANEL
+    ),
+]
+Reserve = Annotated[
+    float | None,
+    typer.Option(
+        "--reserve",
+        help="Share of the running requests' possible growth that admission keeps free; below 1 a request may have to "
+        "be recomputed. [default: 1]",
+        rich_help_panel=PANEL,
+    ),
+]
+MaxQueuedRequests = Annotated[
+    int | None,
+    typer.Option(
+        "--max-queued-requests",
+        help="Requests that may wait before the queue refuses. [default: 256]",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def engine_options(**flags: Any) -> "EngineOptions":
+    """EngineOptions from flags by option name (None: not given), then environment, project file and defaults.
+
+    Raises OptionError naming the place of a value that cannot be used.
+    """
+    from pocketllm.engine.options import resolve_options
+
+    return resolve_options(flags)
