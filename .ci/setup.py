@@ -76,7 +76,10 @@ def announce(python: Path, arguments: list[str]) -> None:
     sizes = [size_of(url) for _, url in wanted]
     unknown = sum(size is None for size in sizes)
     total = sum(size or 0 for size in sizes) / 1e6
-    say(f"{len(wanted)} packages to install, about {total:,.0f} MB" + (f" and {unknown} of unknown size" * bool(unknown)))
+    say(
+        f"{len(wanted)} packages to install, about {total:,.0f} MB"
+        + (f" and {unknown} of unknown size" * bool(unknown))
+    )
     has_gpu = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
     if any(name.startswith(("nvidia-", "cuda-")) for name, _ in wanted) and not has_gpu:
         say("this torch carries CUDA libraries and no NVIDIA GPU is seen here; to take the small CPU build instead,")
@@ -113,7 +116,7 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--extra", default="", help="an extra of the project, such as test")
     arguments = parser.parse_args()
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file alone must run on an older Python, to say so
         stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; name another with PYTHON=python3.12")
     venv = arguments.venv.resolve()
     # an environment made with an extra has everything that one without it has
