@@ -1,0 +1,256 @@
+"""The run record's schema: which columns a row has, which keys a run document has, and what is refused.
+
+A row is one request (bench), one check of one case (golden), one comparison (parity), one tensor (inspect) or one
+model on one device class (ladder). Types never change: a new meaning is a new column and a new SCHEMA_VERSION, and
+readers take the union of columns by name. Importing this module costs nothing: pyarrow comes in late.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from pathlib import PurePath
+from typing import Any
+
+from pocketllm.errors import RecordError
+
+SCHEMA_VERSION = "1.0"
+DOCUMENT_KEY = b"pocketllm.run"
+"""Key of the run document among a Parquet file's key-value metadata."""
+
+COMMON_COLUMNS: Mapping[str, str] = {"run_id": "string", "schema": "string", "kind": "string"}
+"""Columns of every row; the writer fills them."""
+
+BENCH_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "arm": "string",
+    "arm_role": "string",  # baseline, candidate, null
+    "arm_sha256": "string",
+    "start": "int32",
+    "superblock": "int32",
+    "block": "int32",
+    "slot": "int32",
+    "position": "int32",
+    "prev_arm": "string",
+    "phase": "string",  # warmup, soak, burnin, measure
+    "request": "int32",
+    "prompt_id": "string",
+    "prompt_sha256": "string",
+    "n_prompt": "int32",
+    "n_cached": "int32",
+    "n_out": "int32",
+    "t_sched_ns": "int64",
+    "t_send_ns": "int64",
+    "t_first_ns": "int64",
+    "t_first_content_ns": "int64",
+    "t_last_ns": "int64",
+    "chunk_t_ns": "list<int64>",
+    "chunk_ntok": "list<int32>",
+    "srv_prefill_s": "double",
+    "srv_decode_s": "double",
+    "srv_queue_s": "double",
+    "finish": "string",
+    "http_status": "int32",
+    "error": "string",
+    "out_ids_sha256": "string",
+    "loop_lag_ms": "double",
+    "gpu_clk_sm": "double",  # MHz
+    "gpu_clk_mem": "double",  # MHz
+    "gpu_temp": "double",  # degrees Celsius
+    "gpu_power": "double",  # watts
+    "throttle_mask": "int64",
+    "cpu_freq": "double",  # MHz
+    "rss": "int64",  # bytes
+    "vram": "int64",  # bytes
+}
+GOLDEN_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "case": "string",
+    "fixture_sha256": "string",
+    "entry_point": "string",  # http_chat, http_completions, in_process, generate
+    "check": "string",  # tokens, cancel, shutdown
+    "stream": "bool",
+    "concurrency": "int32",
+    "outcome": "string",
+    "position": "int32",  # of the first divergence, in output tokens
+    "margin": "double",  # nats
+    "regret": "double",  # nats, infinite when the served token is outside the recorded ones
+    "dlogprob_mean": "double",
+    "dlogprob_p99": "double",
+    "n_prompt": "int32",
+    "n_cached": "int32",
+    "n_out": "int32",
+    "detail": "string",
+    "ttft_s": "double",
+    "e2el_s": "double",
+}
+PARITY_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "subject": "string",
+    "oracle": "string",
+    "oracle_version": "string",
+    "inputs_sha256": "string",
+    "n": "int64",
+    "max_error": "double",
+    "mean_error": "double",
+    "nmse": "double",
+    "top1": "double",
+    "kl": "double",
+    "tolerance": "double",
+    "passed": "bool",
+    "detail": "string",
+}
+INSPECT_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "tensor": "string",
+    "quant_type": "string",
+    "shape": "list<int64>",
+    "num_bytes": "int64",
+}
+LADDER_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "model": "string",
+    "architecture": "string",
+    "model_sha256": "string",
+    "device_class": "string",
+    "rung": "int32",
+    "freshness": "string",
+    "missing": "string",
+    "proofs": "list<string>",
+}
+COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "bench": BENCH_COLUMNS,
+    "golden": GOLDEN_COLUMNS,
+    "parity": PARITY_COLUMNS,
+    "inspect": INSPECT_COLUMNS,
+    "ladder": LADDER_COLUMNS,
+}
+KINDS = tuple(COLUMNS)
+
+WRITER_KEYS = ("schema", "kind", "run_id", "started_utc", "finished_utc", "complete")
+"""Document keys that the writer fills and nobody else may give."""
+START_KEYS: Mapping[str, Sequence[str]] = {
+    "bench": ("device_class", "scenario", "arms", "schedule", "seed"),
+    "golden": ("device_class", "model"),
+    "parity": ("device_class", "model"),
+    "inspect": ("device_class", "model"),
+    "ladder": (),
+}
+"""Document keys that must be given when a record is begun."""
+END_KEYS: Mapping[str, Sequence[str]] = {
+    "bench": ("checks", "results", "valid", "null_valid", "served"),
+    "golden": (),
+    "parity": (),
+    "inspect": ("report",),
+    "ladder": (),
+}
+"""Document keys that a complete record carries besides; `finish` adds them."""
+
+
+def check_kind(kind: str) -> str:
+    """The kind itself; RecordError naming the known ones when there is no such kind."""
+    if kind not in COLUMNS:
+        raise RecordError(f"no record kind {kind!r}; known: {', '.join(KINDS)}")
+    return kind
+
+
+def missing_keys(kind: str, document: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> list[str]:
+    """Keys of `wanted[kind]` that the document lacks, in declared order."""
+    return [key for key in wanted[kind] if key not in document]
+
+
+def arrow_schema(kind: str) -> Any:
+    """The declared pyarrow schema of a kind's rows: an all-None column keeps its type because it is said, not guessed."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "double": pa.float64(),
+        "bool": pa.bool_(),
+        "list<int32>": pa.list_(pa.int32()),
+        "list<int64>": pa.list_(pa.int64()),
+        "list<string>": pa.list_(pa.string()),
+    }
+    return pa.schema([pa.field(name, types[kind_of]) for name, kind_of in COLUMNS[check_kind(kind)].items()])
+
+
+def check_rows(kind: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as plain values of the declared types; a missing key is None, NaN becomes None.
+
+    Raises RecordError for an unknown key (pyarrow's from_pylist would drop it without a word) or a wrong type.
+    """
+    columns = COLUMNS[check_kind(kind)]
+    return [check_row(kind, columns, row) for row in rows]
+
+
+def check_row(kind: str, columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of check_rows."""
+    unknown = [key for key in row if key not in columns]
+    if unknown:
+        raise RecordError(f"a {kind} row has no column {unknown[0]!r}; known: {', '.join(columns)}")
+    return {name: check_value(f"{kind} row, {name}", kind_of, row.get(name)) for name, kind_of in columns.items()}
+
+
+def check_value(where: str, kind_of: str, value: Any) -> Any:
+    """A value as the plain Python type of its column, or RecordError; None stays None."""
+    if value is None:
+        return None
+    if kind_of.startswith("list<"):
+        if not isinstance(value, (list, tuple)) and not is_array(value):
+            raise RecordError(f"{where}: {type(value).__name__} is not a list")
+        return [check_value(f"{where}[{i}]", kind_of[5:-1], item) for i, item in enumerate(value)]
+    value = unwrap(value)
+    if kind_of == "bool" and isinstance(value, bool):
+        return value
+    if kind_of == "string" and isinstance(value, str):
+        # a lone surrogate (half an emoji from a careless client) has no UTF-8 form
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if kind_of in ("int32", "int64") and isinstance(value, Integral) and not isinstance(value, bool):
+        number, bits = int(value), int(kind_of[3:])
+        if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+            raise RecordError(f"{where}={number} does not fit {kind_of}")
+        return number
+    if kind_of == "double" and isinstance(value, Real) and not isinstance(value, bool):
+        return None if math.isnan(value) else float(value)
+    raise RecordError(f"{where}={value!r} is a {type(value).__name__}, not {kind_of}")
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a numpy array, without importing numpy."""
+    return type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "ndim", 0) == 1
+
+
+def unwrap(value: Any) -> Any:
+    """A numpy scalar or an Enum as the plain value inside it; anything else as it is."""
+    if isinstance(value, Enum):
+        return value.value
+    if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def plain(value: Any, where: str = "document") -> Any:
+    """A run document's value as JSON can hold it: a number that is not finite becomes null, a path its file name.
+
+    Raises RecordError naming the key when something has no JSON form.
+    """
+    value = unwrap(value)
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, PurePath):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {item.name: plain(getattr(value, item.name), f"{where}.{item.name}") for item in fields}
+    if isinstance(value, Mapping):
+        return {str(unwrap(key)): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item, where) for item in value), key=str)
+    if isinstance(value, (list, tuple)) or is_array(value):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise RecordError(f"{where} is a {type(value).__name__}, which a run document cannot hold")
