@@ -1,0 +1,24 @@
+"""Bit layouts that several quant types share. All take whole blocks as uint8 [blocks, bytes]."""
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+def half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of every block, as float32 [blocks, 1]."""
+    return blocks[:, at : at + 2].view("<f2").astype(np.float32)
+
+
+def k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and minimums of Q4_K and Q5_K, times d and dmin, each [blocks, 8].
+
+    Bytes 0-1 are d, 2-3 dmin, 4-15 eight 6-bit scales and minimums: of j < 4 in the low six bits of bytes j and j + 4,
+    of j >= 4 four bits in byte j + 4 and two in the top of bytes j - 4 and j.
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
+    minimums = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
+    return half(blocks, 0) * scales, half(blocks, 2) * minimums

@@ -1,0 +1,185 @@
+"""A checkpoint: one GGUF file, or the shards of a split one, behind one mapping of tensors."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.weights.gguf import GGUFFile, Metadata, TensorInfo, open_gguf
+from pocketllm.engine.weights.quant import dequantize
+from pocketllm.errors import CheckpointError, GGUFError
+
+SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
+MOST_NAMES = 5
+"""Names that a sentence lists before it says `and N more`."""
+
+
+class Checkpoint:
+    """An open checkpoint: header checked, tensor data mapped and untouched.
+
+    `tensors` maps names to TensorInfo (row-major shape, quant type by GGUF name, bytes), over all shards; metadata is
+    the first shard's. Not thread-safe while it is being closed; reading is.
+    """
+
+    def __init__(self, path: Path, parts: list[GGUFFile]) -> None:
+        self.path = path
+        self._parts = {part.path: part for part in parts}
+        self._sha256: dict[Path, str] = {}
+        self.files: tuple[Path, ...] = tuple(self._parts)
+        self.version = parts[0].version
+        self.alignment = parts[0].alignment
+        self.metadata: Metadata = parts[0].metadata
+        self.num_bytes = sum(part.num_bytes for part in parts)
+        self.tensors: Mapping[str, TensorInfo] = _merged(parts)
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`; GGUFError when it is absent or no text."""
+        value = self.metadata.get("general.architecture")
+        if not isinstance(value, str) or not value:
+            raise GGUFError(f"{self.path.name}: general.architecture is {value!r:.60}, but must name the architecture")
+        return value
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Raw bytes of a tensor: a read-only view of the mapped file; LookupError for no such tensor."""
+        tensor = self.tensor(name)
+        return self._parts[tensor.file].data(tensor)
+
+    def values(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor decoded to float32, in its shape; UnsupportedFeatureError for a type without a decoder."""
+        tensor = self.tensor(name)
+        return dequantize(self.data(name), tensor.quant_type, tensor.shape)
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The description of a tensor; LookupError for no such tensor."""
+        if name not in self.tensors:
+            raise LookupError(f"{self.path.name} has no tensor {name!r}")
+        return self.tensors[name]
+
+    def quant_histogram(self) -> dict[str, tuple[int, int]]:
+        """Quant type → (number of tensors, bytes), most bytes first."""
+        totals: dict[str, tuple[int, int]] = {}
+        for tensor in self.tensors.values():
+            count, num_bytes = totals.get(tensor.quant_type, (0, 0))
+            totals[tensor.quant_type] = (count + 1, num_bytes + tensor.num_bytes)
+        return dict(sorted(totals.items(), key=lambda item: (-item[1][1], item[0])))
+
+    def file_sha256(self, path: Path) -> str:
+        """SHA-256 of one of `files`, read once."""
+        if path not in self._sha256:
+            with path.open("rb") as file:
+                self._sha256[path] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._sha256[path]
+
+    def sha256(self) -> str:
+        """SHA-256 of the file; for a split checkpoint, of the lines `digest  name` of its files in order."""
+        if len(self.files) == 1:
+            return self.file_sha256(self.files[0])
+        lines = "".join(f"{self.file_sha256(path)}  {path.name}\n" for path in self.files)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def close(self) -> None:
+        """Let the files go; views that are still held keep their bytes."""
+        for part in self._parts.values():
+            part.close()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a .gguf file, or the whole set that a shard (any of them) belongs to.
+
+    CheckpointError for what is no GGUF or an incomplete set, GGUFError for a broken header; neither leaves a file open.
+    """
+    shards = shard_paths(path)
+    _check_is_file(path)
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path.name} is one of {len(shards)} shards, and {len(missing)} of them are missing beside it: "
+            f"{listed(missing)}; fetch them into the same folder"
+        )
+    parts: list[GGUFFile] = []
+    try:
+        for index, shard in enumerate(shards):
+            parts.append(open_gguf(shard))
+            _check_split(parts[-1], index, len(shards))
+        _check_tensor_count(parts)
+        return Checkpoint(shards[0], parts)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+
+
+def shard_paths(path: Path) -> tuple[Path, ...]:
+    """All files of the set that this name belongs to, in order; the path alone when its name has no shard pattern."""
+    match = SHARD_NAME.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    index, count = int(match["index"]), int(match["count"])
+    if not 1 <= index <= count:
+        raise CheckpointError(f"{path.name}: shard {index} of {count} cannot exist; shards count from 00001")
+    return tuple(path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1))
+
+
+def listed(names: list[str]) -> str:
+    """Names for a sentence, the first few of many."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_is_file(path: Path) -> None:
+    try:
+        if path.is_dir():
+            inside = sorted(entry.name for entry in path.glob("*.gguf"))
+            advice = f"give one of its files: {listed(inside)}" if inside else "and there is no .gguf file in it"
+            raise CheckpointError(f"{path.name or path} is a directory; {advice}")
+        if not path.exists():
+            raise CheckpointError(f"no such file: {path}")
+        if not path.is_file():
+            raise CheckpointError(f"{path.name} is not a regular file")
+    except OSError as error:
+        raise CheckpointError(f"cannot open {path.name[:60]}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _check_split(part: GGUFFile, index: int, count: int) -> None:
+    """The split.* keys of a shard must say what its name says."""
+    name, said_count, said_index = part.path.name, part.metadata.get("split.count"), part.metadata.get("split.no")
+    if count == 1 and said_count in (None, 0, 1):
+        return
+    if SHARD_NAME.fullmatch(name) is None:
+        raise CheckpointError(
+            f"{name} says split.count={said_count!r:.20}, but its siblings cannot be found from this name: "
+            "give all shards their names back, NAME-00001-of-0000N.gguf"
+        )
+    if said_count != count:
+        raise CheckpointError(f"{name}: split.count is {said_count!r:.20}, but the name says {count} shards")
+    if said_index != index:
+        raise CheckpointError(f"{name}: split.no is {said_index!r:.20}, but by its name it must be {index}: renamed?")
+
+
+def _check_tensor_count(parts: list[GGUFFile]) -> None:
+    said, found = parts[0].metadata.get("split.tensors.count"), sum(len(part.tensors) for part in parts)
+    if len(parts) > 1 and said is not None and said != found:
+        raise CheckpointError(
+            f"{parts[0].path.name}: split.tensors.count is {said!r:.20}, "
+            f"but the {len(parts)} shards hold {found} tensors"
+        )
+
+
+def _merged(parts: list[GGUFFile]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise GGUFError(f"{part.path.name}: tensor {name!r} is in {tensors[name].file.name} already")
+            tensors[name] = tensor
+    return tensors

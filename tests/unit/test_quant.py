@@ -1,0 +1,108 @@
+"""Decoding of quant types: bit-equal to the `gguf` package's numpy decoder."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as oracle
+
+from pocketllm.engine.weights import quant
+from pocketllm.engine.weights.quant_types import BY_ID, BY_NAME
+from pocketllm.errors import CheckpointError, UnsupportedFeatureError
+
+EXPECTED = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+HALVES = {  # bytes of a block where a float16 lies
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
+
+
+def blocks_of(quant_type: str, count: int, seed: int, scale: float | None = None) -> np.ndarray:
+    """Random blocks whose scales are finite; `scale` sets all of them."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (count, quant.block_size(quant_type)[1]), dtype=np.uint8)
+    for at in HALVES.get(quant_type, ()):
+        scales = np.full(count, scale) if scale is not None else rng.normal(0, 0.1, count)
+        data[:, at : at + 2] = scales.astype("<f2").reshape(-1, 1).view(np.uint8)
+    return data
+
+
+def assert_same_bits(data: np.ndarray, quant_type: str) -> None:
+    elements, _ = quant.block_size(quant_type)
+    found = quant.dequantize(data, quant_type, (len(data), elements))
+    with np.errstate(all="ignore"):
+        expected = oracle(data, gguf.GGMLQuantizationType[quant_type]).reshape(found.shape).astype(np.float32)
+
+    both_nan = np.isnan(found) & np.isnan(expected)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.view(np.uint32)[~both_nan], expected.view(np.uint32)[~both_nan])
+
+
+def test_the_decodable_types_are_those_with_a_file() -> None:
+    assert set(quant.known_types()) == EXPECTED
+
+
+@pytest.mark.parametrize("quant_type", sorted(EXPECTED))
+@pytest.mark.parametrize("count", [1, 3, 700])
+def test_random_blocks_decode_to_the_oracles_bits(quant_type: str, count: int) -> None:
+    assert_same_bits(blocks_of(quant_type, count, seed=count), quant_type)
+
+
+@pytest.mark.parametrize("quant_type", sorted(EXPECTED))
+def test_edge_blocks_decode_to_the_oracles_bits(quant_type: str) -> None:
+    _, num_bytes = quant.block_size(quant_type)
+    assert_same_bits(np.zeros((2, num_bytes), np.uint8), quant_type)
+    assert_same_bits(np.full((2, num_bytes), 255, np.uint8), quant_type)
+    for scale in (0.0, -0.0, -1.5, 6e-8, 65504.0, -65504.0, np.inf, np.nan):
+        assert_same_bits(blocks_of(quant_type, 5, seed=7, scale=scale), quant_type)
+
+
+def test_every_half_precision_value_decodes_exactly() -> None:
+    every = np.arange(65536, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    assert_same_bits(every, "F16")
+    assert_same_bits(every, "BF16")
+
+
+@pytest.mark.parametrize("quant_type", ["Q4_1", "Q6_K"])
+def test_a_change_of_any_byte_is_seen(quant_type: str) -> None:
+    data = blocks_of(quant_type, 1, seed=3, scale=1.0)
+    elements, num_bytes = quant.block_size(quant_type)
+    before = quant.dequantize(data, quant_type, (1, elements))
+    for at in range(num_bytes):
+        changed = data.copy()
+        changed[0, at] ^= 0x11
+        assert not np.array_equal(before, quant.dequantize(changed, quant_type, (1, elements))), at
+
+
+def test_a_tensor_larger_than_a_chunk_decodes_like_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = blocks_of("Q4_K", 64, seed=1)
+    whole = quant.dequantize(data, "Q4_K", (8, 2048))
+    monkeypatch.setattr(quant, "CHUNK_ELEMENTS", 768)
+
+    np.testing.assert_array_equal(whole, quant.dequantize(data, "Q4_K", (8, 2048)))
+
+
+def test_shapes_that_the_bytes_cannot_have_are_refused() -> None:
+    data = blocks_of("Q4_0", 4, seed=0)
+    with pytest.raises(CheckpointError, match="72 bytes of Q4_0 cannot be a tensor of shape"):
+        quant.dequantize(data, "Q4_0", (3, 32))
+    with pytest.raises(CheckpointError, match="blocks of 32 values in 18 bytes"):
+        quant.dequantize(data, "Q4_0", (8, 16))
+
+
+@pytest.mark.parametrize("quant_type", ["MXFP4", "PTQ1_0", "TYPE_250"])
+def test_a_type_without_a_decoder_is_refused_with_the_known_ones(quant_type: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=f"{quant_type} has no decoder; decodable are BF16, F16"):
+        quant.dequantize(np.zeros(32, np.uint8), quant_type, (1, 32))
+
+
+def test_an_unknown_layout_is_a_lookup_error() -> None:
+    with pytest.raises(LookupError, match="no quant type 'Q9'"):
+        quant.block_size("Q9")
+
+
+def test_the_table_of_sizes_agrees_with_the_gguf_package() -> None:
+    for kind, sizes in gguf.GGML_QUANT_SIZES.items():
+        if kind.name != "Q8_1":  # an activation type, sized otherwise in the C code
+            assert (BY_ID[kind.value].block_elements, BY_ID[kind.value].block_bytes) == tuple(sizes), kind.name
+        assert BY_ID[kind.value].name == kind.name
+    assert BY_NAME["PTQ1_0"].type_id == 143
