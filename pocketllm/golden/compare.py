@@ -18,7 +18,7 @@ class Observed:
 
     status: int = 200
     error: str = ""
-    """The server's own words when the status is not 200."""
+    """The server's own words when the status is not 200, or what is wrong with the shape of a 200."""
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     text: str = ""
@@ -82,6 +82,8 @@ def compare(case: Case, answer: Answer, observed: Observed, unstreamed_text: str
         return NotJudged(f"the server is not ready or full: {observed.error or 'HTTP 503'}")
     if observed.status != 200:
         return Regression("status", f"HTTP {observed.status}: {observed.error}".rstrip(": "))
+    if observed.error:
+        return Regression("schema", observed.error)
     if observed.prompt_token_ids is not None and observed.prompt_token_ids != case.prompt_token_ids:
         return _prompt_regression(case, observed.prompt_token_ids)
     if unstreamed_text is not None and observed.text != unstreamed_text:

@@ -4,6 +4,8 @@
 Reading is strict: whatever a hand has broken is a RecordError that names the file and the key.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -119,6 +121,12 @@ class Case:
     def is_greedy(self) -> bool:
         return self.params().is_greedy
 
+    @property
+    def request_sha256(self) -> str:
+        """Digest of all that decides the answer: an answer belongs to one request, not to a file name."""
+        asked = [self.kind, [dict(m) for m in self.messages], self.prompt, dict(self.sampling), self.prompt_token_ids]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
     def params(self, logprobs: int | None = None) -> SamplingParams:
         """The sampling fields as the engine takes them."""
         return make_params({**self.sampling, "logprobs": logprobs})
@@ -158,6 +166,7 @@ class Answer:
     """One recorded answer, valid for its hard key alone."""
 
     case: str
+    request_sha256: str
     hard_key: HardKey
     expected: Expected
     positions: tuple[Position, ...]
@@ -274,6 +283,7 @@ def parse_answer(text: str, where: str) -> Answer:
     noise = file.child("noise", file.object("noise"))
     answer = Answer(
         case=name,
+        request_sha256=str(file.digest("request_sha256")),
         hard_key=hard_key,
         expected=_expected(file.child("expected", file.object("expected"))),
         positions=tuple(_position(file.child("positions", item)) for item in file.objects("positions")),
@@ -342,6 +352,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "case": answer.case,
+        "request_sha256": answer.request_sha256,
         "hard_key": {
             item.name: list(value) if isinstance(value := getattr(answer.hard_key, item.name), tuple) else value
             for item in fields(HardKey)
@@ -366,11 +377,3 @@ def answer_document(answer: Answer) -> dict[str, Any]:
             for position in answer.positions
         ],
     }
-
-
-def same_request(one: Case, other: Case) -> bool:
-    """Whether two cases ask for the same tokens (the paths and the purpose may differ)."""
-    names = ("kind", "messages", "prompt", "prompt_token_ids")
-    return all(getattr(one, name) == getattr(other, name) for name in names) and dict(one.sampling) == dict(
-        other.sampling
-    )

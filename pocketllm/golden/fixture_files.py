@@ -1,0 +1,139 @@
+"""Where fixtures lie: one folder a checkpoint, `<case>.json` beside `<case>.<label>.json`, proposals as `*.pending`."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pocketllm.errors import RecordError
+from pocketllm.golden.fields import render
+from pocketllm.golden.fixture import (
+    Answer,
+    Case,
+    HardKey,
+    answer_document,
+    case_document,
+    parse_answer,
+    parse_case,
+)
+
+PENDING = ".pending"
+CASE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+def default_root() -> Path:
+    """`records/fixtures` of the working directory, else that of the checkout this package runs from."""
+    here = Path("records") / "fixtures"
+    checkout = Path(__file__).resolve().parents[2] / here
+    return checkout if not here.is_dir() and checkout.is_dir() else here
+
+
+@dataclass(frozen=True)
+class FixtureFolder:
+    """One checkpoint's fixtures. Reading raises RecordError naming file and key; `write_*` writes `*.pending`."""
+
+    path: Path
+
+    def names(self) -> list[str]:
+        """Names of the accepted cases."""
+        return sorted(file.stem for file in self.path.glob("*.json") if "." not in file.stem)
+
+    def cases(self, names: Sequence[str] = ()) -> list[Case]:
+        """Accepted cases, all or the named ones; RecordError for a name that is not there."""
+        known = self.names()
+        for name in names:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise RecordError(f"no case {name!r} in {self.label()}; known: {listed}")
+        return [self.case(name) for name in names or known]
+
+    def case(self, name: str) -> Case:
+        """One accepted case."""
+        return self._case(self.path / f"{name}.json", name)
+
+    def _case(self, file: Path, name: str) -> Case:
+        case = parse_case(_read(file), self.label(file))
+        if case.name != name:
+            raise RecordError(f"{self.label(file)}: case: is {case.name!r}, the file's name says {name!r}")
+        return case
+
+    def answer(self, case: Case, key: HardKey) -> tuple[Answer | None, str]:
+        """The answer recorded for this hard key, or None and why there is none to use."""
+        file = self.path / f"{case.name}.{key.label}.json"
+        if not file.is_file():
+            return None, f"no answer for {key.label}: {self.label(file)} does not exist"
+        answer = self._answer(file, case.name)
+        differences = answer.hard_key.differences(key)
+        if differences:
+            return None, f"the answer for {key.label} has another hard key: {'; '.join(differences)}"
+        if answer.request_sha256 != case.request_sha256:
+            return None, "the case was changed after this answer was recorded"
+        return answer, ""
+
+    def _answer(self, file: Path, name: str) -> Answer:
+        answer = parse_answer(_read(file), self.label(file))
+        if answer.case != name:
+            raise RecordError(f"{self.label(file)}: case: is {answer.case!r}, the file's name says {name!r}")
+        return answer
+
+    def sha256(self, name: str) -> str:
+        """Digest of an accepted case file, for the run record."""
+        return hashlib.sha256((self.path / f"{name}.json").read_bytes()).hexdigest()
+
+    def write_case(self, case: Case) -> Path:
+        """Propose a case; the file that `accept` looks for."""
+        return self._write(f"{case.name}.json", render(case_document(case)))
+
+    def write_answer(self, answer: Answer) -> Path:
+        """Propose an answer."""
+        return self._write(f"{answer.case}.{answer.hard_key.label}.json", render(answer_document(answer)))
+
+    def _write(self, name: str, text: str) -> Path:
+        file = self.path / (name + PENDING)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RecordError(
+                f"cannot write {self.label(file)}: {error.strerror}; choose another --fixtures"
+            ) from error
+        return file
+
+    def pending_names(self) -> list[str]:
+        """Cases that have something proposed."""
+        return sorted({file.name.split(".")[0] for file in self.path.glob(f"*.json{PENDING}")})
+
+    def pending_case(self, name: str) -> Case | None:
+        """The proposed case, None where only an answer is proposed."""
+        file = self.path / f"{name}.json{PENDING}"
+        return self._case(file, name) if file.is_file() else None
+
+    def pending_answer(self, name: str, key: HardKey) -> Answer | None:
+        """The answer proposed for this kind of device and backend."""
+        file = self.path / f"{name}.{key.label}.json{PENDING}"
+        return self._answer(file, name) if file.is_file() else None
+
+    def label(self, file: Path | None = None) -> str:
+        """How a message names a file or the folder."""
+        return "/".join((file or self.path).parts[-2:])
+
+
+def check_name(name: str) -> str:
+    """A case's name as a file's; RecordError for another."""
+    if not CASE_NAME.fullmatch(name):
+        raise RecordError(
+            f"case name {name!r} must be lower-case letters, digits, - and _, beginning with one of the first two"
+        )
+    return name
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"{file.name}: not UTF-8 at byte {error.start}; restore it, or record the case again"
+        ) from error
+    except OSError as error:
+        raise RecordError(f"{file.name}: {error.strerror}") from error

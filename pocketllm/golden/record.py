@@ -1,0 +1,252 @@
+"""Record proposes, a person accepts: new cases and answers are written as `*.pending`, and `accept` turns them over.
+
+A recording runs in this process: three times the same request, with the logprobs that verification needs later.
+"""
+
+import math
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pocketllm.errors import RecordError
+from pocketllm.golden.fields import Fields
+from pocketllm.golden.fixture import (
+    TOP_LOGPROBS,
+    Answer,
+    Case,
+    Expected,
+    Position,
+    check_paths,
+    parse_path,
+    parse_sampling,
+)
+from pocketllm.golden.fixture_files import PENDING, FixtureFolder, check_name
+from pocketllm.golden.subject import Subject, text_sha256
+
+if TYPE_CHECKING:
+    from pocketllm.engine.llm import LLM
+
+REPEATS = 3
+DIGITS = 5
+DEFAULT_PATHS = {
+    "chat": ("http_chat", "http_chat:stream", "in_process"),
+    "completion": ("http_completions", "http_completions:stream", "in_process"),
+}
+NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one recording proposes."""
+
+    case: Case
+    answer: Answer
+    files: tuple[Path, ...]
+
+
+def read_requests(path: Path) -> list[Case]:
+    """Cases to record, from a TOML file: a table a case, with purpose, messages or prompt, sampling and paths.
+
+    The prompt ids are not known yet. RecordError names file and key.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}; give a TOML file of cases") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name} is not valid TOML: {error}") from error
+    if not tables:
+        raise RecordError(f"{path.name} holds no case: a case is a table, its name in brackets")
+    return [request(name, table, path.name) for name, table in tables.items()]
+
+
+def request(name: str, table: Any, where: str) -> Case:
+    """A case without prompt ids, from what a person wrote."""
+    check_name(name)
+    if not isinstance(table, Mapping):
+        raise RecordError(f"{where}: {name}: must be a table")
+    kind = "chat" if "messages" in table else "completion"
+    file = Fields(table, f"{where}: [{name}]")
+    messages = [file.child("messages", item) for item in file.objects("messages", optional=kind == "completion")]
+    chat = tuple({"role": item.text("role"), "content": item.text("content")} for item in messages)
+    for item in messages:
+        item.end()
+    case = Case(
+        name=name,
+        purpose=file.text("purpose"),
+        kind="chat" if kind == "chat" else "completion",
+        messages=chat,
+        prompt=file.text("prompt") if kind == "completion" else "",
+        sampling=parse_sampling(file.child("sampling", file.object("sampling"))),
+        paths=tuple(
+            parse_path(file, text) for text in (file.texts("paths") if "paths" in table else DEFAULT_PATHS[kind])
+        ),
+        template_sha256=None,
+        rendered_sha256=NO_DIGEST,
+        prompt_token_ids=(0,),
+    )
+    check_paths(file, case)
+    file.end()
+    return case
+
+
+def record(
+    subject: Subject,
+    folder: FixtureFolder,
+    requests: Sequence[Case],
+    command: Sequence[str],
+    on_proposal: Callable[[Proposal], None] = lambda proposal: None,
+) -> list[Proposal]:
+    """Record requests on one loaded engine and write them as pending; RecordError where three repeats disagree."""
+    from pocketllm.evidence.provenance import collect
+    from pocketllm.golden.entry_points.in_process import load
+
+    code = collect()["code"]
+    provenance = {"command": " ".join(command), "commit": code.get("commit"), "dirty": code.get("dirty")}
+    proposals = []
+    with load(subject) as llm:
+        for asked in requests:
+            case, answer = record_case(llm, subject, asked, provenance)
+            files = [folder.write_answer(answer)]
+            if case.name not in folder.names() or folder.case(case.name) != case:
+                files.insert(0, folder.write_case(case))
+            proposals.append(Proposal(case, answer, tuple(files)))
+            on_proposal(proposals[-1])
+    return proposals
+
+
+def record_case(llm: "LLM", subject: Subject, asked: Case, provenance: Mapping[str, Any]) -> tuple[Case, Answer]:
+    """Ask three times; the case with its prompt ids, and the answer with its logprobs."""
+    from pocketllm.evidence.store import utc_now
+    from pocketllm.golden.entry_points.in_process import generate
+
+    results = [generate(llm, asked, logprobs=TOP_LOGPROBS) for _ in range(REPEATS)]
+    first = results[0]
+    for other in results[1:]:
+        if (other.token_ids, other.text) != (first.token_ids, first.text):
+            raise RecordError(f"case {asked.name}: {REPEATS} repeats gave different tokens: it cannot be a golden")
+    rendered = render_prompt(llm, asked)
+    case = replace(
+        asked,
+        prompt_token_ids=tuple(first.prompt_token_ids),
+        rendered_sha256=text_sha256(rendered),
+        template_sha256=subject.model["template_sha256"] if asked.kind == "chat" else None,
+    )
+    answer = Answer(
+        case=case.name,
+        request_sha256=case.request_sha256,
+        hard_key=subject.hard_key,
+        expected=Expected(
+            token_ids=tuple(first.token_ids),
+            text=first.text,
+            finish_reason=first.finish_reason,
+            num_prompt_tokens=len(first.prompt_token_ids),
+            num_output_tokens=len(first.token_ids),
+        ),
+        positions=tuple(position(entry) for entry in first.logprobs),
+        repeats=REPEATS,
+        is_bit_identical=all(other.logprobs == first.logprobs for other in results[1:]),
+        soft=subject.soft,
+        provenance={**provenance, "recorded_utc": utc_now()},
+    )
+    return case, answer
+
+
+def render_prompt(llm: "LLM", case: Case) -> str:
+    """The text that is tokenized: the rendered template, or the prompt itself."""
+    if case.kind == "completion":
+        return case.prompt
+    template = llm.engine.chat_template
+    assert template is not None, "the engine has just answered a chat"
+    return str(template.render([dict(message) for message in case.messages], add_generation_prompt=True))
+
+
+def position(entry: Any) -> Position:
+    """TokenLogprobs as a fixture keeps them: five digits are far below what separates two tokens."""
+    logprobs = [round(float(value), DIGITS) for value in entry.top_logprobs]
+    finite = [value for value in logprobs if math.isfinite(value)]
+    return Position(
+        logprob=round(float(entry.chosen), DIGITS),
+        margin=round(finite[0] - finite[1], DIGITS) if len(finite) > 1 else 0.0,
+        top_ids=tuple(int(value) for value in entry.top_ids[: len(finite)]),
+        top_logprobs=tuple(finite),
+    )
+
+
+# -- accepting ---------------------------------------------------------------------------------------------------------
+def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason: str, is_ci: bool) -> list[Path]:
+    """Turn proposals into accepted fixtures; returns the files. The commit that follows is the reviewer's.
+
+    RecordError under CI, without a reason, with a dirty tree (records/ apart), for a proposal that was made by other
+    code or under another hard key, and where nothing is proposed.
+    """
+    if is_ci:
+        raise RecordError("CI is set: a person accepts goldens, in a commit that can be reviewed")
+    if not reason.strip():
+        raise RecordError("--reason is empty: say why this answer is right, the next reader will want to know")
+    commit, changed = tree_state(folder.path)
+    if changed:
+        raise RecordError(
+            f"the tree is dirty ({changed[0]}, {len(changed)} in all): commit the code that made the answer"
+        )
+    checked = [_check(subject, folder, name, commit) for name in names]
+    return [
+        file for name, answer in zip(names, checked, strict=True) for file in _turn_over(folder, name, answer, reason)
+    ]
+
+
+def _check(subject: Subject, folder: FixtureFolder, name: str, commit: str | None) -> Answer:
+    """The pending answer of a case, or the reason why it cannot be accepted here and now."""
+    answer = folder.pending_answer(name, subject.hard_key)
+    if answer is None:
+        pending = ", ".join(folder.pending_names()) or "nothing"
+        raise RecordError(
+            f"nothing is proposed for case {name!r} on {subject.hard_key.label} in {folder.label()} (pending: {pending})"
+        )
+    differences = answer.hard_key.differences(subject.hard_key)
+    if differences:
+        raise RecordError(f"case {name}: recorded under another hard key ({'; '.join(differences)}): record it here")
+    made_by = answer.provenance.get("commit")
+    if answer.provenance.get("dirty"):
+        raise RecordError(f"case {name}: recorded from a dirty tree: commit the code, then record it again")
+    if commit and made_by and made_by != commit:
+        raise RecordError(f"case {name}: recorded at commit {made_by[:10]}, this is {commit[:10]}: record it again")
+    case = folder.pending_case(name) or folder.case(name)
+    if case.request_sha256 != answer.request_sha256:
+        raise RecordError(f"case {name}: the request was changed after it was recorded: record it again")
+    return answer
+
+
+def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) -> list[Path]:
+    """Write the reason into the answer and take `.pending` off both files."""
+    files = []
+    proposed = folder.write_answer(replace(answer, provenance={**answer.provenance, "reason": reason.strip()}))
+    for pending in (folder.path / f"{name}.json{PENDING}", proposed):
+        if pending.is_file():
+            files.append(pending.with_name(pending.name.removesuffix(PENDING)))
+            os.replace(pending, files[-1])
+    return files
+
+
+def tree_state(folder: Path) -> tuple[str | None, list[str]]:
+    """Commit and changed files of the checkout that `folder` lies in, `records/` apart; (None, []) outside a checkout."""
+    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(place), *words], capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None:
+        return None, []
+    place = Path(top.strip())
+    status = git("status", "--porcelain", "--", ".", ":(exclude)records") or ""
+    commit = git("rev-parse", "HEAD")
+    return commit.strip() if commit else None, [line[3:] for line in status.splitlines()]

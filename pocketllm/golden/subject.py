@@ -1,0 +1,173 @@
+"""What is verified: one checkpoint under one plan, its digests, and the hard key that follows from both."""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pocketllm.errors import CheckpointError
+from pocketllm.golden.fixture import HardKey
+
+if TYPE_CHECKING:
+    from pocketllm.engine.load import Engine
+    from pocketllm.engine.options import EngineOptions
+    from pocketllm.engine.plan import EnginePlan
+    from pocketllm.engine.weights.checkpoint import Checkpoint
+
+TOKENIZER_PREFIX = "tokenizer."
+TEMPLATE_PREFIX = "tokenizer.chat_template"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint as it would run here. `engine` is given where one is loaded already."""
+
+    name: str
+    path: Path
+    model: Mapping[str, Any]
+    """name, sha256, architecture, quant_types, files, tokenizer_sha256, template_sha256: as run records carry it."""
+    plan: "EnginePlan"
+    options: "EngineOptions"
+    engine: "Engine | None" = None
+
+    @property
+    def hard_key(self) -> HardKey:
+        return HardKey(
+            device_kind=self.plan.device
+            if self.plan.device == "cpu"
+            else f"{self.plan.device}:{self.plan.device_name}",
+            backend=self.plan.backend,
+            numerics_version=self.plan.numerics_version,
+            quant_types=tuple(sorted(self.model["quant_types"])),
+            weights_sha256=self.model["sha256"],
+            tokenizer_sha256=self.model["tokenizer_sha256"],
+        )
+
+    @property
+    def soft(self) -> dict[str, Any]:
+        """Facts that may change without changing an answer."""
+        from pocketllm.evidence.provenance import collect
+
+        code = collect()["code"]
+        versions = {name: code["packages"][name] for name in ("torch", "numpy") if name in code["packages"]}
+        return {
+            "device": self.plan.device_name,
+            "system": f"{platform.system()} {platform.machine()}",
+            "threads": self.plan.options.get("threads"),
+            "python": platform.python_version(),
+            **versions,
+        }
+
+    def engine_flags(self) -> list[str]:
+        """Engine options as command-line flags, for a process that must run the same."""
+        flags = [f"--model={self.path}"]
+        for item in fields(self.options):
+            value = getattr(self.options, item.name)
+            if item.name not in ("model", "sources") and value != item.default:
+                flags.append(f"--{item.name.replace('_', '-')}={value}")
+        return flags
+
+
+def open_subject(options: "EngineOptions") -> Subject:
+    """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run."""
+    from pocketllm.engine.backends.select import select_backend
+    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.plan import make_plan
+    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+
+    path = resolve_model(options.model)
+    checkpoint = open_checkpoint(path)
+    try:
+        try:
+            family: Any = find_family(checkpoint.architecture)
+        except LookupError as error:
+            family = str(error)
+        capability = select_backend(options.backend, options.threads).capability
+        plan = make_plan(options, family, capability, checkpoint)
+        return Subject(checkpoint_name(path), path, model_document(checkpoint), plan, options)
+    finally:
+        checkpoint.close()
+
+
+def subject_of(engine: "Engine") -> Subject:
+    """The subject that a loaded engine is."""
+    checkpoint = engine.checkpoint
+    name = checkpoint_name(checkpoint.path)
+    return Subject(name, checkpoint.path, model_document(checkpoint), engine.plan, engine.options, engine)
+
+
+def checkpoint_name(path: Path) -> str:
+    """The catalog's name of a file, else the file's own without its suffix."""
+    from pocketllm.engine.weights.catalog import catalog_name
+
+    return catalog_name(path) or path.stem
+
+
+def model_document(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """The `model` part of a run document: digests of content, names without folders."""
+    files = [
+        {"name": Path(file).name, "bytes": os.path.getsize(file), "sha256": file_sha256(Path(file))}
+        for file in checkpoint.files
+    ]
+    template = checkpoint.metadata.get(TEMPLATE_PREFIX)
+    return {
+        "name": checkpoint_name(checkpoint.path),
+        "sha256": weights_sha256(str(file["sha256"]) for file in files),
+        "architecture": checkpoint.architecture,
+        "quant_types": sorted(checkpoint.quant_histogram()),
+        "files": files,
+        "tokenizer_sha256": tokenizer_sha256(checkpoint.metadata),
+        "template_sha256": text_sha256(template) if isinstance(template, str) else None,
+    }
+
+
+def weights_sha256(digests: Iterable[str]) -> str:
+    """Digest of a checkpoint: of its file, or of the digests of its shards in order."""
+    known = list(digests)
+    return known[0] if len(known) == 1 else text_sha256("\n".join(known))
+
+
+def tokenizer_sha256(metadata: Mapping[str, Any]) -> str:
+    """Digest of all tokenizer metadata except the chat template, whatever order the file has it in."""
+    digest = hashlib.sha256()
+    for key in sorted(metadata):
+        if key.startswith(TOKENIZER_PREFIX) and not key.startswith(TEMPLATE_PREFIX):
+            digest.update(key.encode() + b"\0" + json.dumps(_plain(metadata[key])).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value as JSON has it: arrays as lists, numpy scalars as numbers, bytes as text."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return value
+    return [_plain(item) for item in value]
+
+
+_digests: dict[tuple[str, int, int], str] = {}
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a file; the same unchanged file is read once a process."""
+    try:
+        facts = path.stat()
+        key = (str(path), facts.st_size, facts.st_mtime_ns)
+        if key not in _digests:
+            with path.open("rb") as file:
+                _digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        return _digests[key]
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
+
+
+def text_sha256(text: str) -> str:
+    """Digest of a text as UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
