@@ -1,0 +1,263 @@
+"""The routes: /v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from enum import Enum
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from pocketllm import __version__
+from pocketllm.engine.serving import metrics
+from pocketllm.engine.serving.body import parse_object, read_body
+from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
+from pocketllm.engine.serving.failures import (
+    Failure,
+    RefusedError,
+    from_error,
+    json_response,
+    model_not_found,
+    unavailable,
+)
+from pocketllm.engine.serving.logprobs import Speller
+from pocketllm.engine.serving.prompts import Choice, chat_choices, completion_choices
+from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody, validate
+from pocketllm.engine.serving.security import Gatekeeper, RequestIds
+from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
+from pocketllm.engine.serving.stream import EventStream, Reply, collect
+from pocketllm.errors import PocketLLMError, QueueFullError, RequestError
+
+log = logging.getLogger(__name__)
+
+LARGE_BODY = 16 * 2**10
+"""Bodies above this many bytes are read on a thread, so that other streams keep flowing."""
+
+
+class Phase(Enum):
+    """Where a server is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Server:
+    """What the routes share: the engine once it is there, the phase, and the calls in flight."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.phase = Phase.LOADING
+        self.engine: ServedEngine | None = None
+        self.metrics: metrics.ServerMetrics | None = None
+        self.in_flight: set[Generation] = set()
+        self.names: tuple[str, ...] = settings.served_model_names
+        self._created = int(time.time())
+        self._spellers: dict[bool, Speller] = {}
+
+    def attach(self, engine: ServedEngine) -> None:
+        """Begin to serve a loaded engine; its loop gets its thread."""
+        self.engine = engine
+        self.names = self.settings.served_model_names or (engine.model_name,)
+        self.metrics = metrics.ServerMetrics(self.names[0], engine.loop.stats)
+        self._spellers = {True: Speller(engine.tokenizer), False: Speller(engine.tokenizer, "bytes:")}
+        engine.loop.start()
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def serving(self) -> tuple[ServedEngine, metrics.ServerMetrics]:
+        """The engine; raises RefusedError (503) while it is loading or the server drains."""
+        if self.phase is Phase.DRAINING:
+            if self.metrics is not None:
+                self.metrics.reject("draining")
+            raise RefusedError(unavailable("the server is shutting down", "draining"))
+        if self.engine is None or self.metrics is None:
+            raise RefusedError(unavailable("the model is still loading", "loading"))
+        return self.engine, self.metrics
+
+    def check_model(self, name: str | None) -> str:
+        """The name to report; raises RefusedError (404) for one that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise RefusedError(model_not_found(name))
+        return name
+
+    def card(self, name: str, engine: ServedEngine) -> dict[str, object]:
+        """One entry of the model list."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "pocketllm",
+            "root": self.names[0],
+            "parent": None,
+            "max_model_len": engine.plan.limits.max_model_len,
+        }
+
+    def begin(self, body: GenerationBody, choices: list[Choice], model: str) -> tuple[Generation, Reply]:
+        """Submit a call's requests, all or none; what the engine refuses is raised before anything is sent."""
+        engine, counts = self.serving()
+        is_chat = isinstance(body, ChatBody)
+        generation = Generation(f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", choices, engine.loop)
+        try:
+            generation.submit(counts.observer)
+        except QueueFullError:
+            counts.reject("queue_full")
+            raise
+        self.in_flight.add(generation)
+        return generation, Reply(generation.id, body, model, self._spellers[is_chat])
+
+    def end(self, generation: Generation) -> None:
+        """A call is over, whatever became of it."""
+        self.in_flight.discard(generation)
+
+
+async def answer(server: Server, request: Request, kind: type[ChatBody] | type[CompletionBody]) -> Response:
+    """One generation call, from its bytes to its answer or its stream."""
+    engine, _ = server.serving()
+    data = await read_body(request, server.settings.max_body_bytes)
+
+    def prepare() -> tuple[GenerationBody, list[Choice], str]:
+        document = parse_object(data)
+        model = document.get("model")
+        name = server.check_model(model) if model is None or isinstance(model, str) else ""
+        body = validate(kind, document)
+        if isinstance(body, ChatBody):
+            return body, chat_choices(engine, body), name
+        assert isinstance(body, CompletionBody)
+        return body, completion_choices(engine, body), name
+
+    body, choices, name = await asyncio.to_thread(prepare) if len(data) > LARGE_BODY else prepare()
+    generation, reply = server.begin(body, choices, name)
+
+    def on_end() -> None:
+        server.end(generation)
+
+    if body.stream:
+        return EventStream(generation, reply, lambda error: crash(request, error), on_end)
+    try:
+        async with DisconnectWatch(generation, request.receive):
+            document = await collect(generation, reply)
+            is_answered = not generation.is_abandoned
+    finally:
+        on_end()
+    return json_response(document) if is_answered else Response(status_code=499)
+
+
+def crash(request: Request, error: Exception) -> Failure:
+    """Our own bug: logged with its traceback under the request's id, told to the client without it."""
+    request_id = request.scope.get("state", {}).get("request_id", "unknown")
+    log.error("request %s failed on a bug of pocketllm", request_id, exc_info=error)
+    return Failure(500, f"internal error; the server's log has it under request id {request_id}", "server_error")
+
+
+def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI:
+    """The application; `app.state.server` is its Server.
+
+    engine None: the model is still loading, and `app.state.server.attach(engine)`, on the server's own event loop,
+    opens the routes later.
+    """
+    # no schema pages: they would load scripts from elsewhere
+    app = FastAPI(
+        title="pocketllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    server = Server(settings)
+    app.state.server = server
+    add_failures(app, server)
+    add_probes(app, server)
+    add_models(app, server)
+    add_generation(app, server)
+    app.add_middleware(Gatekeeper, settings=settings)
+    app.add_middleware(RequestIds)
+    if engine is not None:
+        server.attach(engine)
+    return app
+
+
+def add_generation(app: FastAPI, server: Server) -> None:
+    """The two endpoints that generate."""
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request) -> Response:
+        return await answer(server, request, ChatBody)
+
+    @app.post("/v1/completions", response_model=None)
+    async def complete(request: Request) -> Response:
+        return await answer(server, request, CompletionBody)
+
+
+def add_models(app: FastAPI, server: Server) -> None:
+    """The model list; an id may hold slashes."""
+
+    @app.get("/v1/models", response_model=None)
+    async def models() -> Response:
+        engine, _ = server.serving()
+        return json_response({"object": "list", "data": [server.card(name, engine) for name in server.names]})
+
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def model(name: str) -> Response:
+        engine, _ = server.serving()
+        return json_response(server.card(server.check_model(name), engine))
+
+
+def add_probes(app: FastAPI, server: Server) -> None:
+    """What tells whether the server lives, is ready, and how it does."""
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        return json_response({"status": "alive"})
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        is_ready = server.phase is Phase.READY
+        return json_response({"status": server.phase.value}, 200 if is_ready else 503)
+
+    @app.get("/metrics", response_model=None)
+    async def scrape() -> Response:
+        content = b"" if server.metrics is None else server.metrics.exposition()
+        return Response(content, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+def add_failures(app: FastAPI, server: Server) -> None:
+    """Every refusal in one shape, the framework's own included."""
+
+    def refuse(request: Request, error: Exception) -> Response:
+        match error:
+            case RefusedError(failure=failure):
+                return failure.response()
+            case HTTPException(status_code=status):
+                kind = "invalid_request_error"
+                message = f"{request.method[:20]} {request.url.path[:200]!r} is not served here"
+                code = "method_not_allowed" if status == 405 else "not_found" if status == 404 else None
+                return Failure(status, message, kind, code=code, headers=error.headers or {}).response()
+            case ClientDisconnect():
+                return Response(status_code=499)
+            case PocketLLMError():
+                failure = from_error(error)
+                if failure.status == 500:
+                    log.error("a request was refused by the server's own state: %s", error)
+                if isinstance(error, RequestError) and server.metrics is not None:
+                    server.metrics.reject("invalid")
+                return failure.response()
+            case _:
+                return crash(request, error).response()
+
+    handled: list[type[Exception]] = [RefusedError, HTTPException, ClientDisconnect, PocketLLMError]
+    for kind in handled:
+        app.add_exception_handler(kind, as_handler(refuse))
+    # the framework raises these again after the answer, so that uvicorn's log has them too
+    app.add_exception_handler(Exception, as_handler(refuse))
+
+
+def as_handler(refuse: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
+    """A handler that runs on the event loop: the framework sends plain functions to a thread."""
+
+    async def handler(request: Request, error: Exception) -> Response:
+        return refuse(request, error)
+
+    return handler  # type: ignore[return-value]  # an awaitable is what the framework expects of a coroutine function

@@ -1,0 +1,88 @@
+"""From the bytes of a request body to a JSON object, bounded at every step."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from pocketllm.engine.serving.failures import Failure, RefusedError
+from pocketllm.errors import RequestError
+
+MAX_DEPTH = 32
+DISCARD_FACTOR = 8
+"""A refused body is still read up to this many times the limit, so that the client gets to see the answer."""
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; raises RefusedError (413) past `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+        elif size > DISCARD_FACTOR * limit:
+            break
+    if size > limit:
+        message = f"the body is larger than the limit of {limit} bytes"
+        raise RefusedError(Failure(413, message, code="request_too_large"))
+    return b"".join(parts)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object, strictly: UTF-8, no NaN or Infinity, at most MAX_DEPTH deep. Raises RequestError."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: byte {error.start} cannot be decoded") from error
+    try:
+        value = json.loads(text, parse_constant=refuse_constant)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise too_deep() from error
+    except ValueError as error:
+        # an integer of thousands of digits
+        raise RequestError("the body holds a number that is too long") from error
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    check_depth(value)
+    if SURROGATE.search(text):
+        check_text(value)
+    return value
+
+
+def check_text(value: Any) -> None:
+    """Raise RequestError for half a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError("the body holds half of a surrogate pair, which is no character") from error
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and Infinity are not JSON, although Python reads them."""
+    raise RequestError(f"the body is not JSON: {name} is not a number")
+
+
+def check_depth(value: Any) -> None:
+    """Raise RequestError when lists and objects nest deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in children(parent) if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise too_deep()
+
+
+def children(value: Any) -> Any:
+    """What an object or a list holds."""
+    return value.values() if isinstance(value, dict) else value
+
+
+def too_deep() -> RequestError:
+    """The refusal of a body that nests too deep."""
+    return RequestError(f"the body nests deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,86 @@
+"""From a validated body to prompts in token ids and one set of sampling parameters a choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody
+from pocketllm.engine.serving.settings import ServedEngine, ServedTokenizer
+from pocketllm.errors import RequestError
+
+SEED_RANGE = 2**64
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer that is asked for: choice `index` of the reply continues `prompt_token_ids`."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
+    """The choices of a chat body, its messages rendered by the checkpoint's own template. Raises RequestError."""
+    if engine.chat_template is None:
+        raise RequestError(
+            "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
+        )
+    text = engine.chat_template.render([message.as_dict() for message in body.messages])
+    return choices(engine, body, [engine.tokenizer.encode_rendered(text)], "messages")
+
+
+def completion_choices(engine: ServedEngine, body: CompletionBody) -> list[Choice]:
+    """The choices of a completions body: n of the first prompt, then n of the second … Raises RequestError."""
+    prompts = []
+    for number, prompt in enumerate(body.prompt):
+        if not prompt:
+            raise RequestError(f"prompt {number} is empty: give it a text or token ids", param="prompt")
+        if isinstance(prompt, str):
+            prompts.append(engine.tokenizer.encode(prompt))
+        else:
+            prompts.append(checked_ids(prompt, engine.tokenizer, "prompt"))
+    return choices(engine, body, prompts, "prompt")
+
+
+def choices(engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[int]], param: str) -> list[Choice]:
+    """`n` choices of every prompt; each of the `n` draws from its own seed."""
+    found: list[Choice] = []
+    checked_ids(body.stop_token_ids, engine.tokenizer, "stop_token_ids")
+    of_each = [sampling_params(body, offset) for offset in range(body.num_choices)]
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError("the prompt has no tokens", param=param)
+        shared = tuple(prompt)
+        found += [Choice(len(found) + offset, shared, params) for offset, params in enumerate(of_each)]
+    return found
+
+
+def checked_ids(ids: list[int], tokenizer: ServedTokenizer, param: str) -> list[int]:
+    """The same ids; raises RequestError for one outside the vocabulary."""
+    size = tokenizer.vocab_size
+    if ids and not (min(ids) >= 0 and max(ids) < size):
+        raise RequestError(f"{param} has a token id outside the vocabulary of {size} tokens", param=param)
+    return ids
+
+
+def sampling_params(body: GenerationBody, offset: int) -> SamplingParams:
+    """Sampling of the choice `offset` of a prompt: all choices alike but for their seeds. Raises RequestError."""
+    first = SamplingParams(
+        max_tokens=body.token_limit,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=0 if body.top_k is None else body.top_k,
+        min_p=0.0 if body.min_p is None else body.min_p,
+        seed=body.seed,
+        stop=tuple(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.num_logprobs,
+    )
+    if not offset or first.seed is None:
+        return first
+    seed = first.seed + offset
+    # the first seed was in range; past the end of 64 bits it starts over, so that every choice stays valid
+    values = vars(first) | {"seed": seed if seed < SEED_RANGE else seed - SEED_RANGE}
+    return SamplingParams(**values)

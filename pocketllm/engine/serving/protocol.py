@@ -1,0 +1,280 @@
+"""The bodies of OpenAI's API that are served, strictly typed and bounded.
+
+What is not served is in one of three lists: INERT fields never change an answer and are ignored; NEUTRAL fields are
+accepted at the values that ask for nothing (null always is one); everything else is refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+from pocketllm.errors import RequestError
+
+MAX_CHOICES = 16
+"""Most `n` of one prompt."""
+MAX_PROMPTS = 128
+"""Most prompts of one completions body, and most choices over all of them."""
+MAX_STOP_TOKEN_IDS = 64
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for /v1/completions."""
+
+INERT = frozenset({"user", "store", "metadata", "service_tier"})
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "typical_p": (1,),
+}
+
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"tool_calls": ([],), "annotations": ([],)}
+
+
+def same(value: Any, other: Any) -> bool:
+    """Equal, where a boolean is never a number."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def check_extras(extras: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], inert: frozenset[str]) -> None:
+    """Raise ValueError for the first field that asks for something nobody here does."""
+    for name, value in extras.items():
+        if value is None or name in inert or any(same(value, one) for one in neutral.get(name, ())):
+            continue
+        if name in neutral:
+            raise ValueError(f"field {name[:100]!r} is not supported with this value")
+        raise ValueError(f"field {name[:100]!r} is not supported")
+
+
+def as_list(value: Any) -> Any:
+    """A lone string as a list of one; null as an empty list."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+def is_token_id(value: Any) -> bool:
+    """An integer that is not a boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def as_prompts(value: Any) -> Any:
+    """A text, a list of token ids, or a list of either, as a list of prompts; ValueError for anything else."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("must be a text, a list of token ids, or a list of either")
+    if not value:
+        raise ValueError("is empty")
+    if all(is_token_id(item) for item in value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"has {len(value)} prompts, the limit is {MAX_PROMPTS}")
+    for number, item in enumerate(value):
+        if not isinstance(item, str) and not (isinstance(item, list) and all(is_token_id(one) for one in item)):
+            raise ValueError(f"item {number} is neither a text nor a list of token ids")
+    return value
+
+
+def as_text(value: Any) -> Any:
+    """Message content as one text: a list of text parts is joined by line ends; ValueError names a bad part."""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(part_text(number, part) for number, part in enumerate(value))
+
+
+def part_text(number: int, part: Any) -> str:
+    """The text of one content part."""
+    if not isinstance(part, dict):
+        raise ValueError(f"part {number} must be an object with a type")
+    kind = part.get("type")
+    if kind != "text":
+        raise ValueError(f"part {number} has type {str(kind)[:100]!r}; only 'text' is supported")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"part {number} of type 'text' needs a text")
+    extra = sorted(name for name, value in part.items() if name not in ("type", "text") and value is not None)
+    if extra:
+        raise ValueError(f"part {number}: field {extra[0][:100]!r} is not supported")
+    return str(part["text"])
+
+
+class Strict(BaseModel):
+    """No number for a text, no boolean for a number, nothing that is not finite."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """What a stream says beside its chunks."""
+
+    include_usage: bool | None = None
+
+    @model_validator(mode="after")
+    def refuse_extras(self) -> "StreamOptions":
+        check_extras(
+            self.model_extra or {}, {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}, frozenset()
+        )
+        return self
+
+
+class Message(Strict):
+    """One message of a conversation; `developer` is OpenAI's newer word for `system` and is treated as it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(as_text)]
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def refuse_extras(self) -> "Message":
+        check_extras(self.model_extra or {}, NEUTRAL_IN_MESSAGE, frozenset())
+        return self
+
+    def as_dict(self) -> dict[str, str]:
+        """The message as a template reads it."""
+        values = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        return values if self.name is None else values | {"name": self.name}
+
+
+class GenerationBody(Strict):
+    """Fields of both endpoints; null means the default everywhere."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: Annotated[list[str], BeforeValidator(as_list)] = []
+    stop_token_ids: Annotated[list[int], BeforeValidator(as_list)] = []
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def check_whole(self) -> "GenerationBody":
+        check_extras(self.model_extra or {}, NEUTRAL, INERT)
+        if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
+            raise ValueError(f"n={clipped(self.n)} must be between 1 and {MAX_CHOICES}")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise ValueError(
+                f"stop_token_ids has {len(self.stop_token_ids)} entries, the limit is {MAX_STOP_TOKEN_IDS}"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream=true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @model_validator(mode="after")
+    def check_chat(self) -> "ChatBody":
+        if not self.messages:
+            raise ValueError("messages is empty")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(as_prompts)]
+    logprobs: int | None = None
+
+    @model_validator(mode="after")
+    def check_completion(self) -> "CompletionBody":
+        total = len(self.prompt) * self.num_choices
+        if total > MAX_PROMPTS:
+            raise ValueError(f"prompts times n is {total}, the limit is {MAX_PROMPTS}")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def validate(kind: type[B], document: Mapping[str, Any]) -> B:
+    """A body as its model; raises RequestError naming the first field that is wrong."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = spelled_place(first["loc"])
+    message = first["msg"].removeprefix("Value error, ").split(" or instance of ")[0]
+    if not place:
+        # our own whole-body checks begin with the field's name, possibly quoted
+        word = message.removeprefix("field ").split()[0].split("=")[0].strip("'\"")
+        raise RequestError(message, param=word[:100] if word.isidentifier() else None)
+    raise RequestError(f"{place}: {message}", param=place)
+
+
+def spelled_place(place: tuple[int | str, ...]) -> str:
+    """A location the way one would write it in code: messages[0].content."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")[:200]
+
+
+def clipped(value: int) -> str:
+    """A number as text, unless it is absurdly long."""
+    return str(value) if abs(value) < 10**18 else "(a very large number)"

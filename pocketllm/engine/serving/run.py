@@ -1,0 +1,174 @@
+"""A server's life as a process: bind, answer while loading, serve, drain on the first signal, end on the second."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from pocketllm.engine.serving.app import Phase, Server, create_app
+from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
+from pocketllm.errors import MachineError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+log = logging.getLogger(__name__)
+
+EXIT_INTERRUPTED = 130
+BACKLOG = 128
+FLUSH_S = 2.0
+"""What answers may take to leave once their requests have ended."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before any weight is read. Raises MachineError when it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise MachineError(f"--host {host} is not an address of this machine: {error.strerror}") from error
+    taken = socket.socket(family, kind, proto)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+        taken.listen(BACKLOG)
+    except OSError as error:
+        taken.close()
+        raise MachineError(f"cannot listen on {host} port {port}: {bind_advice(error)}") from error
+    taken.setblocking(False)
+    return taken
+
+
+def bind_advice(error: OSError) -> str:
+    """Why a port was refused and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return "it is in use; choose another --port, or 0 for any free one"
+    if error.errno == errno.EACCES:
+        return "this user may not; choose a --port above 1023"
+    return error.strerror or str(error)
+
+
+def url(taken: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = taken.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handling: draining is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: "FastAPI") -> QuietServer:
+    """The HTTP server for an application; only warnings and errors are logged."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=FLUSH_S,  # type: ignore[arg-type]  # declared int, used as seconds of any kind
+    )
+    return QuietServer(config)
+
+
+class Process:
+    """One served model, from the bound socket to the exit code."""
+
+    def __init__(
+        self,
+        taken: socket.socket,
+        settings: ServerSettings,
+        load: Callable[[], ServedEngine],
+        say: Callable[[str], None],
+    ) -> None:
+        self._taken = taken
+        self._settings = settings
+        self._load = load
+        self._say = say
+        self._app = create_app(None, settings)
+        self._server: Server = self._app.state.server
+        self._http = http_server(self._app)
+        self._signals = 0
+        self._drain: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+
+    def run(self) -> int:
+        """Serve until a signal; the exit code. What loading raises is raised here, once the socket is closed."""
+        asyncio.run(self._main())
+        engine = self._server.engine
+        if engine is not None:
+            engine.loop.stop(0.0)
+            engine.close()
+        if self._failure is not None:
+            raise self._failure
+        return EXIT_INTERRUPTED if self._signals > 1 else 0
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        # a daemon thread, because a load that hangs must not keep a told process from ending
+        threading.Thread(target=self._load_engine, args=(loop,), name="pocketllm-load", daemon=True).start()
+        await self._http.serve(sockets=[self._taken])
+
+    def _load_engine(self, loop: asyncio.AbstractEventLoop) -> None:
+        engine: ServedEngine | None
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self._failure = error
+            engine = None
+        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(self._loaded, engine)
+
+    def _loaded(self, engine: ServedEngine | None) -> None:
+        if engine is None:
+            self._stop()
+            return
+        self._server.attach(engine)
+        self._say(f"ready: {', '.join(self._server.names)}")
+
+    def _stop(self) -> None:
+        self._http.should_exit = True
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._say("ending now")
+            self._abandon()
+            self._http.force_exit = True
+            self._stop()
+            return
+        self._server.phase = Phase.DRAINING
+        num_open = len(self._server.in_flight)
+        if num_open:
+            self._say(f"draining {num_open} request{'s' * (num_open > 1)}; once more to end now")
+        self._drain = asyncio.get_running_loop().create_task(self._drain_then_stop())
+
+    async def _drain_then_stop(self) -> None:
+        deadline_s = asyncio.get_running_loop().time() + self._settings.shutdown_timeout_s
+        while self._server.in_flight and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.05)
+        if self._server.in_flight:
+            self._say(
+                f"{len(self._server.in_flight)} unfinished after {self._settings.shutdown_timeout_s:g} s: cancelled"
+            )
+            for generation in list(self._server.in_flight):
+                generation.cancel()
+        self._stop()
+
+    def _abandon(self) -> None:
+        for generation in list(self._server.in_flight):
+            generation.abandon()

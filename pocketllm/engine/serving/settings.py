@@ -1,0 +1,147 @@
+"""What a server was told, and what it needs of an engine."""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pocketllm.engine.lifecycle.request import Event, Request
+from pocketllm.errors import OptionError
+
+API_KEY_VARIABLE = "POCKETLLM_API_KEY"
+DEFAULT_PORT = 8000
+MAX_BODY_BYTES = 8 * 2**20
+
+
+class ServedLoop(Protocol):
+    """The part of the engine loop that a server drives."""
+
+    def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float = ...) -> None: ...
+
+    def stats(self) -> Any: ...
+
+
+class ServedTokenizer(Protocol):
+    """The part of a tokenizer that a server reads."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_rendered(self, text: str) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class ServedTemplate(Protocol):
+    """The part of a chat template that a server uses."""
+
+    def render(self, messages: Sequence[Any]) -> str: ...
+
+
+class ServedEngine(Protocol):
+    """All a server knows of an engine; `engine.load.Engine` has it."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def plan(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> ServedTokenizer: ...
+
+    @property
+    def chat_template(self) -> ServedTemplate | None: ...
+
+    @property
+    def loop(self) -> ServedLoop: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a server answers; raises OptionError for what would be unsafe or impossible.
+
+    `served_model_names`: names the model answers to, the first is the one reported; empty: the engine's own name.
+    `api_keys`: any of them opens every route; empty: no key is asked for, which only a loopback `host` allows unless
+    `allow_unauthenticated`. `allowed_hosts`: names in a Host header that are let in beside the loopback ones.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_unauthenticated: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY_BYTES
+    shutdown_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise OptionError(f"--port {self.port} must be between 0 (any free port) and 65535")
+        if self.max_body_bytes < 1:
+            raise OptionError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
+        if not 0 <= self.shutdown_timeout_s < float("inf"):
+            raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s} must be 0 or more seconds")
+        if any(not name.strip() for name in self.served_model_names):
+            raise OptionError("--served-model-name must not be empty")
+        if not (self.is_loopback or self.api_keys or self.allow_unauthenticated):
+            raise OptionError(
+                f"--host {self.host} is reachable from other machines: give --api-key-file (or ${API_KEY_VARIABLE}), "
+                "or say --allow-unauthenticated"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_api_keys(path: Path | None, variable: str | None) -> tuple[str, ...]:
+    """Keys of a file (one a line, `#` begins a comment line) and of the environment (several with commas between).
+
+    Raises OptionError for a file that cannot be read or holds none, and for a key with blanks or odd characters.
+    """
+    keys: list[str] = []
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise OptionError(f"--api-key-file {path} cannot be read: {reason}") from error
+        keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not keys:
+            raise OptionError(f"--api-key-file {path} holds no key: write one a line")
+    if variable is not None:
+        from_variable = [key.strip() for key in variable.split(",") if key.strip()]
+        if not from_variable:
+            raise OptionError(f"${API_KEY_VARIABLE} is set but holds no key: unset it or give one")
+        keys += from_variable
+    for number, key in enumerate(keys, 1):
+        # the key itself stays out of the message: it would end in a log
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise OptionError(f"API key number {number} must be printable ASCII without blanks")
+    return tuple(dict.fromkeys(keys))

@@ -1,0 +1,246 @@
+"""From events to what a client reads: one document, or server-sent events that add up to the same."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, TokenEvent
+from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
+from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unavailable
+from pocketllm.engine.serving.logprobs import (
+    OffsetCounter,
+    Speller,
+    TokenReport,
+    chat_logprobs,
+    completion_logprobs,
+    report,
+)
+from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Piece:
+    """A stretch of one answer: in a stream one event's worth, otherwise the whole."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    reports: list[TokenReport] = field(default_factory=list)
+
+
+class Reply:
+    """The shape of one call's answer: ids, model name, and how a choice is written.
+
+    Raises RefusedError from `piece` and `finish_reason` when the engine, not the client, ended a request.
+    """
+
+    def __init__(self, reply_id: str, body: GenerationBody, model: str, speller: Speller) -> None:
+        self.id = reply_id
+        self.is_chat = isinstance(body, ChatBody)
+        self.body = body
+        self.with_ids = bool(body.return_token_ids)
+        self._model = model
+        self._created = int(time.time())
+        self._speller = speller
+        self._offsets: dict[int, OffsetCounter] = {}
+
+    def piece(self, index: int, event: Event) -> Piece:
+        """What an event adds to choice `index`."""
+        if isinstance(event, FinishEvent):
+            return Piece(event.text)
+        piece = Piece(event.text, [event.token_id])
+        if event.logprobs is not None:
+            counter = self._offsets.setdefault(index, OffsetCounter())
+            offset = counter.advance(self._speller.spell(event.token_id).data)
+            piece.reports.append(report(event.token_id, event.logprobs, offset))
+        return piece
+
+    def finish_reason(self, event: FinishEvent) -> str:
+        """OpenAI's word for why a choice ended."""
+        match event.reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                return str(event.reason.value)
+            case FinishReason.CANCELLED:
+                raise RefusedError(unavailable("the request was cancelled by the server", "cancelled"))
+            case FinishReason.ERROR:
+                raise RefusedError(engine_failure(self.id))
+
+    def logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        """The `logprobs` value of a choice; null when none were asked for or none are in this piece."""
+        if not piece.reports:
+            return None
+        render = chat_logprobs if self.is_chat else completion_logprobs
+        return render(piece.reports, self._speller, self.with_ids)
+
+    def document(self, choices: list[dict[str, Any]], usage: "Usage | None", chunk: bool) -> dict[str, Any]:
+        """An answer, or with `chunk` one part of it, around its choices."""
+        kind = ("chat.completion" + ".chunk" * chunk) if self.is_chat else "text_completion"
+        head = {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+        if chunk and not self.body.includes_usage:
+            return head
+        return head | {"usage": None if usage is None else usage.as_dict()}
+
+
+@dataclass
+class Usage:
+    """Tokens of a whole call; a prompt counts once, however many choices continue it."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, event: FinishEvent, is_first_of_prompt: bool) -> None:
+        """Count one finished choice."""
+        self.completion_tokens += event.num_output_tokens
+        if is_first_of_prompt:
+            self.prompt_tokens += event.num_prompt_tokens
+            self.cached_tokens += event.num_cached_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """OpenAI's `usage` object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
+    """The answer as one document. Raises RefusedError when the engine ended a request."""
+    wholes = [Piece() for _ in generation.choices]
+    reasons: dict[int, str] = {}
+    usage = Usage()
+    async for index, event in generation.events():
+        piece, whole = reply.piece(index, event), wholes[index]
+        whole.text += piece.text
+        whole.token_ids += piece.token_ids
+        whole.reports += piece.reports
+        if isinstance(event, FinishEvent):
+            reasons[index] = reply.finish_reason(event)
+            usage.add(event, index % reply.body.num_choices == 0)
+    choices = [whole_choice(generation, reply, index, whole, reasons.get(index)) for index, whole in enumerate(wholes)]
+    return reply.document(choices, usage, chunk=False)
+
+
+def whole_choice(generation: Generation, reply: Reply, index: int, whole: Piece, reason: str | None) -> dict[str, Any]:
+    """One finished choice of a document."""
+    choice: dict[str, Any] = {"index": index, "logprobs": reply.logprobs(whole), "finish_reason": reason}
+    if reply.is_chat:
+        choice["message"] = {"role": "assistant", "content": whole.text, "refusal": None}
+    else:
+        choice["text"] = whole.text
+    if reply.with_ids:
+        choice["token_ids"] = whole.token_ids
+        choice["prompt_token_ids"] = list(generation.choices[index].prompt_token_ids)
+    return choice
+
+
+class Chunks:
+    """The chunks of a streamed answer, in order; every choice opens once and finishes once."""
+
+    def __init__(self, generation: Generation, reply: Reply) -> None:
+        self._generation = generation
+        self._reply = reply
+        self._opened: set[int] = set()
+        self._usage = Usage()
+
+    def of(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """What one event becomes: nothing while text is held back and nothing else was asked for."""
+        reply = self._reply
+        chunks = []
+        if reply.is_chat and index not in self._opened:
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, Piece()))
+        reason = reply.finish_reason(event) if isinstance(event, FinishEvent) else None
+        piece = reply.piece(index, event)
+        if piece.text or piece.reports or (piece.token_ids and reply.with_ids):
+            chunks.append(self._chunk(index, {"content": piece.text}, piece))
+        if isinstance(event, FinishEvent):
+            self._usage.add(event, index % reply.body.num_choices == 0)
+            chunks.append(self._chunk(index, {}, Piece(), reason))
+        return chunks
+
+    def last(self) -> list[dict[str, Any]]:
+        """The usage chunk, when it was asked for."""
+        if not self._reply.body.includes_usage:
+            return []
+        return [self._reply.document([], self._usage, chunk=True)]
+
+    def _chunk(self, index: int, delta: dict[str, str], piece: Piece, reason: str | None = None) -> dict[str, Any]:
+        reply = self._reply
+        choice: dict[str, Any] = {"index": index, "logprobs": reply.logprobs(piece), "finish_reason": reason}
+        choice |= {"delta": delta} if reply.is_chat else {"text": piece.text}
+        if reply.with_ids:
+            choice["token_ids"] = piece.token_ids
+            if index not in self._opened:
+                choice["prompt_token_ids"] = list(self._generation.choices[index].prompt_token_ids)
+        self._opened.add(index)
+        return reply.document([choice], None, chunk=True)
+
+
+def as_event(document: dict[str, Any]) -> bytes:
+    """One server-sent event. ASCII: naive readers split lines at U+2028 and its kin."""
+    return b"data: " + json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+async def event_bytes(
+    generation: Generation, reply: Reply, on_crash: Callable[[Exception], Failure]
+) -> AsyncIterator[bytes]:
+    """Every event of the stream, `[DONE]` included; nothing more once the call was abandoned.
+
+    What goes wrong from here on is told in band, because the status has been sent.
+    """
+    chunks = Chunks(generation, reply)
+    try:
+        async for index, event in generation.events():
+            for chunk in chunks.of(index, event):
+                yield as_event(chunk)
+        if generation.is_abandoned:
+            return
+        for chunk in chunks.last():
+            yield as_event(chunk)
+    except RefusedError as refused:
+        yield as_event(refused.failure.body())
+    except Exception as error:
+        yield as_event(on_crash(error).body())
+    yield DONE
+
+
+class EventStream(Response):
+    """A stream that ends its requests when the client goes away; one write an event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        generation: Generation,
+        reply: Reply,
+        on_crash: Callable[[Exception], Failure],
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._generation = generation
+        self._events = event_bytes(generation, reply, on_crash)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with DisconnectWatch(self._generation, receive):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            return  # the client has gone; leaving the watch has ended its requests
+        finally:
+            self._on_end()
+
+
+__all__ = ["Chunks", "EventStream", "Reply", "TokenEvent", "Usage", "as_event", "collect", "event_bytes"]
