@@ -94,17 +94,19 @@ def scrub_text(text: str) -> str:
     """A text whose paths are file names, whose URLs carry no user, query or foreign host, without credentials."""
     if "/" not in text and "=" not in text and ":" not in text and not SECRET_VALUE.search(text):
         return text
-    urls: list[str] = []
+    told: list[str] = []
+    end = 0
+    for url in URL.finditer(text):
+        told += (scrub_words(text[end : url.start()]), redact_url(url.group()))
+        end = url.end()
+    return "".join((*told, scrub_words(text[end:])))
 
-    def keep(match: re.Match[str]) -> str:
-        urls.append(redact_url(match.group()))
-        return f"\0{len(urls) - 1}\0"
 
-    text = URL.sub(keep, text)
-    text = SECRET_PAIR.sub(lambda match: match.group(1) + match.group(2) + REDACTED, text)
+def scrub_words(text: str) -> str:
+    """scrub_text of a text without URLs."""
     text = SECRET_VALUE.sub(REDACTED, text)
-    text = ABSOLUTE_PATH.sub(lambda match: shorten_path(match.group()), text)
-    return re.sub("\0(\\d+)\0", lambda match: urls[int(match.group(1))], text)
+    text = SECRET_PAIR.sub(lambda match: match.group(1) + match.group(2) + REDACTED, text)
+    return ABSOLUTE_PATH.sub(lambda match: shorten_path(match.group()), text)
 
 
 def shorten_path(path: str) -> str:

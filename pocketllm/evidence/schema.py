@@ -161,7 +161,7 @@ def missing_keys(kind: str, document: Mapping[str, Any], wanted: Mapping[str, Se
 
 
 def arrow_schema(kind: str) -> Any:
-    """The declared pyarrow schema of a kind's rows: an all-None column keeps its type because it is said, not guessed."""
+    """The declared pyarrow schema of a kind's rows: an all-None column keeps its type, said instead of guessed."""
     import pyarrow as pa
 
     types = {

@@ -1,0 +1,353 @@
+"""The status ladder: a rung is a query over committed records, never a written word.
+
+Proofs are of the same checkpoint sha256 and device class (rung 2: the same family, quant types and device class):
+
+0 unproven        nothing
+1 inspect only    an `inspect` record without errors
+2 experimental    + `parity` records inside tolerance that cover the family and every quant type of the checkpoint,
+                  or one of 64 positions or more of the checkpoint itself
+3 text, CLI only  + a `golden` record through `generate`, all IDENTICAL or TIE, + a valid `bench` record with a null arm
+4 text + server   + a `golden` record through HTTP (stream and not, concurrency 2, cancel, shutdown), + a served `bench`
+
+A rung stands on the ones below it. What counts is the latest judgement of each check: a failure demotes at once and
+until the same check passes again; UNRECORDED, NOT JUDGED and an INVALID bench run neither prove nor demote.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pocketllm.evidence.freshness import UNKNOWN, freshness_of
+from pocketllm.evidence.schema import KINDS
+from pocketllm.evidence.store import list_records
+
+WORDS = ("unproven", "inspect only", "experimental", "text, CLI only", "text + server")
+PASSED = frozenset({"IDENTICAL", "TIE"})
+FAILED = frozenset({"REGRESSION", "DRIFT", "DIVERGED"})
+TEACHER_FORCED = 64
+"""Positions of the real checkpoint that prove as much as a tiny one of its family."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One complete run: its document, its rows, and where it lies below the records folder."""
+
+    run_id: str
+    kind: str
+    document: Mapping[str, Any]
+    rows: Sequence[Row]
+    path: str = ""
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        model = self.document.get("model")
+        return model if isinstance(model, Mapping) else {}
+
+    @property
+    def device_class(self) -> str:
+        return str(self.document.get("device_class"))
+
+    @property
+    def quant_types(self) -> frozenset[str]:
+        return frozenset(self.model.get("quant_types") or ())
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One record that a rung stands on."""
+
+    rung: int
+    what: str
+    run_id: str
+    path: str
+    code: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LadderRow:
+    """What one checkpoint is proved to do on one device class."""
+
+    model: str
+    architecture: str
+    sha256: str
+    device_class: str
+    rung: int
+    freshness: str
+    proofs: tuple[Proof, ...]
+    missing: str
+    """What the next rung lacks, in a sentence; empty on the last."""
+
+    @property
+    def words(self) -> str:
+        return WORDS[self.rung]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as JSON has it."""
+        return {**asdict(self), "words": self.words}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a ladder row is about."""
+
+    sha256: str
+    device_class: str
+    model: str
+    architecture: str
+    quant_types: frozenset[str]
+
+
+def ladder(records: Path) -> list[LadderRow]:
+    """The ladder of the records kept under a `records/` folder; RecordError when one of them cannot be read."""
+    rows = compute(load(records))
+    return [
+        replace(row, freshness=freshness_of(row.architecture, [p.code for p in row.proofs], records)) for row in rows
+    ]
+
+
+def load(records: Path) -> list[Evidence]:
+    """Complete records of a `records/` folder, oldest first; those in `records/local/` are not evidence."""
+    folders = [records / kind for kind in KINDS if (records / kind).is_dir()]
+    return [
+        Evidence(found.run_id, found.kind, found.document, found.row_dicts, found.path.relative_to(records).as_posix())
+        for found in list_records(folders)
+        if found.complete
+    ]
+
+
+def compute(evidence: Iterable[Evidence]) -> list[LadderRow]:
+    """The ladder of loaded records, by model name, then device class; pure. Freshness is left unknown."""
+    ordered = sorted(evidence, key=lambda item: item.run_id)
+    superseded = {run_id for item in ordered for run_id in item.document.get("supersedes") or ()}
+    # a mutated run must turn red: it speaks of the check, not of the model
+    counted = [item for item in ordered if item.run_id not in superseded and not item.document.get("mutate")]
+    return [climb(subject, counted) for subject in subjects(counted)]
+
+
+def subjects(evidence: Sequence[Evidence]) -> list[Subject]:
+    """Each checkpoint and device class that an inspect, golden or bench record names, as its latest record tells it.
+
+    A parity record alone makes no subject: its checkpoint is a tiny stand-in for the family.
+    """
+    found: dict[tuple[str, str], Subject] = {}
+    for item in evidence:
+        sha256 = item.model.get("sha256")
+        if item.kind == "parity" or item.kind == "ladder" or not sha256:
+            continue
+        key = (str(sha256), item.device_class)
+        before = found.get(key)
+        found[key] = Subject(
+            sha256=key[0],
+            device_class=key[1],
+            model=str(item.model.get("name") or (before.model if before else key[0][:12])),
+            architecture=str(item.model.get("architecture") or (before.architecture if before else "")),
+            quant_types=item.quant_types or (before.quant_types if before else frozenset()),
+        )
+    return sorted(found.values(), key=lambda subject: (subject.model, subject.device_class, subject.sha256))
+
+
+def climb(subject: Subject, evidence: Sequence[Evidence]) -> LadderRow:
+    """One subject's row: up the rungs until one lacks a proof."""
+    same_device = [item for item in evidence if item.device_class == subject.device_class]
+    own = [item for item in same_device if item.model.get("sha256") == subject.sha256]
+    proofs: list[Proof] = []
+    missing: list[str] = []
+    rung = 0
+    for check in (inspected, within_parity, through_generate, through_http):
+        found, missing = check(subject, same_device if check is within_parity else own)
+        if missing:
+            break
+        rung += 1
+        proofs += [replace(proof, rung=rung) for proof in found]
+    return LadderRow(
+        model=subject.model,
+        architecture=subject.architecture,
+        sha256=subject.sha256,
+        device_class=subject.device_class,
+        rung=rung,
+        freshness=UNKNOWN,
+        proofs=tuple(proofs),
+        missing="; ".join(missing),
+    )
+
+
+Verdict = tuple[list[Proof], list[str]]
+"""Proofs of one rung, and what it lacks; it is proved when nothing is missing."""
+
+
+def proof(item: Evidence, what: str) -> Proof:
+    """A record as a proof, its rung still to be said."""
+    code = item.document.get("code")
+    return Proof(0, what, item.run_id, item.path, code if isinstance(code, Mapping) else {})
+
+
+def inspected(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+    """Rung 1: the latest inspection found no errors."""
+    latest = next((item for item in reversed(own) if item.kind == "inspect"), None)
+    if latest is None:
+        return [], ["an inspect record of this checkpoint"]
+    report = latest.document.get("report")
+    errors = report.get("errors") if isinstance(report, Mapping) else None
+    if not isinstance(errors, Sequence):
+        return [], [f"inspect record {latest.run_id} does not say which errors it found"]
+    if errors:
+        return [], [f"inspect record {latest.run_id} tells of {len(errors)} error{'s' * (len(errors) != 1)}"]
+    return [proof(latest, "inspect without errors")], []
+
+
+# -- rung 2 ------------------------------------------------------------------------------------------------------------
+def within_parity(subject: Subject, evidence: Sequence[Evidence]) -> Verdict:
+    """Rung 2: an outside oracle agrees on the real checkpoint, or on tiny ones of its family that cover its types."""
+    family = [
+        item
+        for item in evidence
+        if item.kind == "parity"
+        and (item.model.get("sha256") == subject.sha256 or item.model.get("architecture") == subject.architecture)
+    ]
+    failed = standing(
+        ((item.model.get("sha256"), item.quant_types, row.get("subject"), row.get("oracle")), row.get("passed"), item)
+        for item in family
+        # a failure with types that this checkpoint does not have says nothing about it
+        if item.model.get("sha256") == subject.sha256 or item.quant_types <= subject.quant_types
+        for row in item.rows
+    )
+    if failed:
+        return [], [told(failed, "parity", lambda key: f"{key[2]} against {key[3]}")]
+    passing = [
+        item for item in family if all(row.get("passed") is True for row in item.rows) and measures(item.rows, 1)
+    ]
+    for item in reversed(passing):
+        if item.model.get("sha256") == subject.sha256 and measures(item.rows, TEACHER_FORCED):
+            return [proof(item, "parity of the real checkpoint")], []
+    return cover(subject, passing)
+
+
+def measures(rows: Sequence[Row], positions: int) -> bool:
+    """Whether a parity record compares numbers (not only tokens or texts) over at least so many positions."""
+    figures = ("max_error", "mean_error", "nmse", "top1", "kl")
+    return any((row.get("n") or 0) >= positions and any(row.get(name) is not None for name in figures) for row in rows)
+
+
+def cover(subject: Subject, passing: Sequence[Evidence]) -> Verdict:
+    """Latest tiny-checkpoint records that together have every quant type of the subject."""
+    if not passing or not subject.quant_types:
+        return [], [f"a parity record of family {subject.architecture or '(unknown)'} inside tolerance"]
+    needed, chosen = set(subject.quant_types), []
+    for item in reversed(passing):
+        if needed & item.quant_types:
+            needed -= item.quant_types
+            chosen.append(proof(item, f"parity of family {subject.architecture}"))
+    if needed:
+        return [], [f"a parity record of family {subject.architecture} with {', '.join(sorted(needed))}"]
+    return chosen, []
+
+
+# -- rungs 3 and 4 -----------------------------------------------------------------------------------------------------
+def through_generate(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+    """Rung 3: golden answers through `generate`, and a bench run whose null arm is valid."""
+    found: list[Proof] = []
+    missing = golden_failures(own, ("generate", "in_process"))
+    latest = next((item for item in reversed(own) if item.kind == "golden" and proves_generate(item.rows)), None)
+    if latest is None:
+        missing.append("a golden record through generate, all IDENTICAL or TIE")
+    else:
+        found.append(proof(latest, "golden through generate"))
+    return benched(own, found, missing, served=False)
+
+
+def through_http(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+    """Rung 4: golden answers through real HTTP in every way of asking, and a served bench run."""
+    found: list[Proof] = []
+    missing = golden_failures(own, ("http_chat", "http_completions"))
+    lacks = [(item, http_lacks(item.rows)) for item in reversed(own) if item.kind == "golden"]
+    latest = next((item for item, lack in lacks if not lack), None)
+    if latest is not None:
+        found.append(proof(latest, "golden through HTTP"))
+    elif not lacks or all(len(lack) == len(HTTP_WAYS) for _, lack in lacks):
+        missing.append("a golden record through HTTP")
+    else:
+        item, lack = min(lacks, key=lambda pair: len(pair[1]))
+        missing.append(f"golden record {item.run_id} lacks {', '.join(lack)}")
+    return benched(own, found, missing, served=True)
+
+
+def proves_generate(rows: Sequence[Row]) -> bool:
+    """Whether a golden record has rows through `generate` and all of them passed."""
+    outcomes = [row.get("outcome") for row in rows if row.get("entry_point") == "generate" and is_tokens(row)]
+    return bool(outcomes) and PASSED.issuperset(outcomes)
+
+
+def is_tokens(row: Row) -> bool:
+    """Whether a golden row compares tokens; an unnamed check does."""
+    return row.get("check") in (None, "tokens")
+
+
+def is_http(row: Row) -> bool:
+    """Whether a golden row came through a server."""
+    return str(row.get("entry_point")).startswith("http_")
+
+
+HTTP_WAYS: Mapping[str, Callable[[Row], bool]] = {
+    "tokens without streaming": lambda row: is_tokens(row) and row.get("stream") is False,
+    "tokens streamed": lambda row: is_tokens(row) and row.get("stream") is True,
+    "tokens at concurrency 2": lambda row: is_tokens(row) and (row.get("concurrency") or 1) >= 2,
+    "cancel": lambda row: row.get("check") == "cancel",
+    "shutdown": lambda row: row.get("check") == "shutdown",
+}
+"""What a golden record must have passed through HTTP, each by the rows that speak of it."""
+
+
+def http_lacks(rows: Sequence[Row]) -> list[str]:
+    """Which ways of HTTP a golden record does not prove: no row speaks of it, or one that does has not passed."""
+    served = [row for row in rows if is_http(row)]
+    outcomes = {way: [row.get("outcome") for row in served if speaks(row)] for way, speaks in HTTP_WAYS.items()}
+    return [way for way, found in outcomes.items() if not found or not PASSED.issuperset(found)]
+
+
+def benched(own: Sequence[Evidence], found: list[Proof], missing: list[str], served: bool) -> Verdict:
+    """Add the latest valid bench run with a valid null arm (over HTTP when `served`) to a rung's verdict."""
+    for item in reversed(own):
+        valid = item.document.get("valid") is True and item.document.get("null_valid") is True
+        if item.kind == "bench" and valid and (not served or item.document.get("served") is True):
+            found.append(proof(item, "served bench, null valid" if served else "bench, null valid"))
+            return found, missing
+    missing.append(f"a {'served ' if served else ''}bench record with a valid null arm")
+    return found, missing
+
+
+# -- failures that stand -----------------------------------------------------------------------------------------------
+def golden_failures(own: Sequence[Evidence], entry_points: Sequence[str]) -> list[str]:
+    """One sentence when a golden check through these entry points failed and has not passed since."""
+
+    def judgements() -> Iterator[tuple[tuple[Any, ...], bool | None, Evidence]]:
+        for item in own:
+            for row in item.rows if item.kind == "golden" else ():
+                if row.get("entry_point") in entry_points:
+                    outcome = row.get("outcome")
+                    names = ("case", "entry_point", "check", "stream", "concurrency")
+                    passed = True if outcome in PASSED else False if outcome in FAILED else None
+                    yield tuple(row.get(name) for name in names), passed, item
+
+    failed = standing(judgements())
+    return [told(failed, "golden", lambda key: f"case {key[0]} through {key[1]}")] if failed else []
+
+
+def standing(judgements: Iterable[tuple[tuple[Any, ...], Any, Evidence]]) -> dict[tuple[Any, ...], Evidence]:
+    """Checks whose latest judgement is a failure, with the record that says so; None is no judgement."""
+    latest: dict[tuple[Any, ...], tuple[bool, Evidence]] = {}
+    for key, passed, item in judgements:
+        if passed is False and key in latest and latest[key][1] is item:
+            latest[key] = (False, item)  # two rows of one record: the worse one speaks
+        elif passed is not None and not (key in latest and latest[key][1] is item):
+            latest[key] = (bool(passed), item)
+    return {key: item for key, (passed, item) in latest.items() if not passed}
+
+
+def told(failed: Mapping[tuple[Any, ...], Evidence], kind: str, name: Callable[[tuple[Any, ...]], str]) -> str:
+    """A sentence about standing failures: the first, and how many more."""
+    key, item = next(iter(failed.items()))
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{kind} record {item.run_id} failed: {name(key)}{more}; it must pass again"

@@ -1,0 +1,182 @@
+"""Provenance: facts or nothing, and nothing that names this machine or its user."""
+
+import getpass
+import json
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pocketllm.evidence import provenance
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["/opt/x/bin/pocketllm", "bench"], ["pocketllm", "bench"]),
+        (["p", "--api-key", "hunter2", "go"], ["p", "--api-key", "***", "go"]),
+        (["p", "--api-key=hunter2"], ["p", "--api-key=***"]),
+        (["p", "--header", "Authorization: Bearer abc"], ["p", "--header", "***"]),
+        (["p", "-H", "X-Key: abc"], ["p", "-H", "***"]),
+        (["p", "--hf-token", "abc"], ["p", "--hf-token", "***"]),
+        (["p", "--max-tokens", "5", "--stop-token-ids", "1,2"], ["p", "--max-tokens", "5", "--stop-token-ids", "1,2"]),
+        (["p", "--tokenizer", "x"], ["p", "--tokenizer", "x"]),
+        (["p", "OPENAI_API_KEY=abc"], ["p", "OPENAI_API_KEY=***"]),
+        (["p", "sk-abcdefghijklmnop1234"], ["p", "***"]),
+        (["p", "--model", "/usr/share/m/model.gguf"], ["p", "--model", "model.gguf"]),
+        (["p", "--model=~/models/model.gguf"], ["p", "--model=model.gguf"]),
+        (["p", "--model", "models/model.gguf"], ["p", "--model", "models/model.gguf"]),
+        (["p", "--arms", "new:path=/usr/local/wt,threads=2"], ["p", "--arms", "new:path=wt,threads=2"]),
+        (
+            ["p", "--arms", "peer:url=http://me:pw@127.0.0.1:8080/v1?key=1#x"],
+            ["p", "--arms", "peer:url=http://127.0.0.1:8080/v1"],
+        ),
+        (
+            ["p", "--arms", "peer:url=http://h/v1,api_key=abc"],
+            ["p", "--arms", "peer:url=http://host-aaa94026/v1,api_key=***"],
+        ),
+        (["p", "/v1/chat/completions"], ["p", "/v1/chat/completions"]),
+        (["p", "http://localhost:1/v1"], ["p", "http://localhost:1/v1"]),
+        (["p", "http://[::1]:1/v1"], ["p", "http://[::1]:1/v1"]),
+        (["p", "file:///usr/share/m/model.gguf"], ["p", "file:model.gguf"]),
+        (["p", "hf:owner/repo/file.gguf"], ["p", "hf:owner/repo/file.gguf"]),
+        ([], []),
+    ],
+)
+def test_a_command_line_is_told_without_secrets_paths_and_hosts(argv: list[str], told: list[str]) -> None:
+    assert provenance.redact(argv) == told
+
+
+@given(secret=st.text("abcdefghij0123456789", min_size=20, max_size=30), before=st.sampled_from(["", "x ", "a=b "]))
+def test_no_form_of_a_credential_survives(secret: str, before: str) -> None:
+    forms = [
+        ["p", "--api-key", secret],
+        ["p", f"--api-key={secret}"],
+        ["p", f"{before}Authorization: Bearer {secret}"],
+        ["p", f"{before}http://user:{secret}@host/v1?token={secret}#{secret}"],
+        ["p", f"{before}OPENAI_API_KEY={secret}"],
+        ["p", f"{before}sk-{secret}"],
+    ]
+    for argv in forms:
+        assert secret not in json.dumps(provenance.redact(argv)), argv
+
+
+@given(st.text("/~ab:=?@ #[]\x000", max_size=30))
+def test_redacting_takes_any_text_and_is_settled_after_one_pass(text: str) -> None:
+    once = provenance.scrub_text(text)
+
+    assert provenance.scrub_text(once) == once
+
+
+def test_a_document_loses_paths_and_credentials_but_keeps_its_shape() -> None:
+    document = {"arms": [{"path": "/usr/share/wt", "api_key": "abc", "n": 3}], "ok": True, "none": None, "header": ""}
+
+    assert provenance.scrub(document) == {
+        "arms": [{"path": "wt", "api_key": "***", "n": 3}],
+        "ok": True,
+        "none": None,
+        "header": "",
+    }
+
+
+def test_collected_facts_name_neither_host_nor_user_nor_folder() -> None:
+    text = json.dumps(provenance.collect(["/usr/bin/pocketllm", "bench"]))
+
+    names = {str(Path.home()), str(Path.cwd()), platform.node(), getpass.getuser()}
+    assert not {name for name in names if len(name) > 4 and name in text}
+
+
+def test_facts_say_tool_code_packages_and_machine() -> None:
+    facts = provenance.collect(["p"])
+
+    assert facts["tool"]["name"] == "pocketllm"
+    assert facts["code"]["packages"]["pyarrow"]
+    assert facts["machine"]["hard"]["cores_usable"] >= 1
+    assert facts["machine"]["hard"]["memory_gib"] >= 1
+    assert None not in facts["machine"]["hard"].values()
+    assert None not in facts["machine"]["volatile"].values()
+
+
+def test_a_fact_that_cannot_be_read_is_absent() -> None:
+    def refuse() -> Any:
+        raise FileNotFoundError("/sys/nothing")
+
+    found = provenance.readable({"governor": refuse, "cpu": lambda: None, "cores": lambda: 2})
+
+    assert found == {"cores": 2}
+
+
+def test_the_machine_key_depends_on_hard_facts_alone_and_on_all_of_them() -> None:
+    hard = {"cpu": "A", "cores_usable": 2}
+
+    assert provenance.machine_key(hard) == provenance.machine_key({"cores_usable": 2, "cpu": "A"})
+    assert provenance.machine_key(hard) != provenance.machine_key({**hard, "cores_usable": 4})
+    assert provenance.machine_key() == provenance.machine_key(provenance.hard_facts())
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small git checkout whose pocketllm/evidence/provenance.py is taken for the running one."""
+    if shutil.which("git") is None:
+        pytest.skip("git-not-installed")
+    package = tmp_path / "pocketllm"
+    (package / "evidence").mkdir(parents=True)
+    (package / "__init__.py").write_text("version = 1\n")
+    (package / "evidence" / "provenance.py").write_text("")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "README.md").write_text("records")
+    identity = ("-c", "user.name=n", "-c", "user.email=e@x")
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "evidence" / "provenance.py"))
+    return tmp_path
+
+
+def test_a_clean_checkout_is_named_by_its_commit(checkout: Path) -> None:
+    facts = provenance.code_facts()
+
+    assert len(facts["commit"]) == 40
+    assert facts["dirty"] is False
+    assert "diff_sha256" not in facts
+
+
+def test_records_do_not_make_a_tree_dirty(checkout: Path) -> None:
+    (checkout / "records" / "README.md").write_text("changed")
+    (checkout / "records" / "new.parquet").write_text("new")
+
+    assert provenance.code_facts()["dirty"] is False
+
+
+def test_a_changed_tree_has_a_digest_of_its_difference(checkout: Path) -> None:
+    (checkout / "pocketllm" / "__init__.py").write_text("version = 2\n")
+    changed = provenance.code_facts()
+    (checkout / "pocketllm" / "extra.py").write_text("x = 1\n")
+    extended = provenance.code_facts()
+    (checkout / "pocketllm" / "extra.py").write_text("x = 2\n")
+    edited = provenance.code_facts()
+
+    assert changed["dirty"] is True
+    assert len({changed["diff_sha256"], extended["diff_sha256"], edited["diff_sha256"]}) == 3
+
+
+def test_code_outside_a_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pocketllm" / "evidence").mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "pocketllm" / "evidence" / "provenance.py"))
+
+    assert provenance.code_facts() == {}
+
+
+def test_a_package_that_a_checkout_ignores_is_not_that_checkout_s_code(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = checkout / ".venv" / "pocketllm" / "evidence"
+    installed.mkdir(parents=True)
+    (installed.parent / "__init__.py").write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(installed / "provenance.py"))
+
+    assert provenance.code_facts() == {}

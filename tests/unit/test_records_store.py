@@ -1,0 +1,343 @@
+"""The store: nothing measured is lost, nothing written is edited, every file explains itself."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pocketllm.errors import RecordError
+from pocketllm.evidence import schema, store
+from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
+
+DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
+ROW = {"case": "capital", "entry_point": "generate", "check": "tokens", "outcome": "IDENTICAL"}
+BENCH = {"device_class": "cpu", "scenario": "decode", "arms": [], "schedule": [], "seed": 1}
+BENCH_END = {"checks": [], "results": [], "valid": True, "null_valid": True, "served": False}
+
+
+def golden(folder: Path, **document: Any) -> Path:
+    with RecordWriter("golden", {**DOCUMENT, **document}, folder) as record:
+        record.append(ROW)
+    assert record.path is not None
+    return record.path
+
+
+def test_a_lone_file_explains_itself(tmp_path: Path) -> None:
+    path = golden(tmp_path)
+
+    document = json.loads(pq.read_metadata(path).metadata[schema.DOCUMENT_KEY])
+    assert document["kind"] == "golden"
+    assert document["schema"] == schema.SCHEMA_VERSION
+    assert document["run_id"] == path.stem
+    assert document["complete"] is True
+    assert document["started_utc"] <= document["finished_utc"]
+    assert document["tool"]["name"] == "pocketllm"
+    assert {"argv", "code", "machine", "model", "device_class"} <= set(document)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_rows_come_back_with_every_column_and_their_run(tmp_path: Path) -> None:
+    record = read_record(golden(tmp_path))
+
+    assert list(record.rows.columns) == list(schema.COLUMNS["golden"])
+    assert record.rows.loc[0, "case"] == "capital"
+    assert record.row_dicts[0]["run_id"] == record.run_id
+    assert record.row_dicts[0]["margin"] is None
+
+
+def test_ids_are_26_crockford_letters_that_sort_by_time() -> None:
+    first = store.new_ulid()
+    time.sleep(0.002)
+    second = store.new_ulid()
+
+    assert len(first) == 26
+    assert set(first) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
+    assert first < second
+    milliseconds = sum(store.CROCKFORD.index(letter) << 5 * place for place, letter in enumerate(reversed(first[:10])))
+    assert abs(milliseconds / 1000 - time.time()) < 60
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from pocketllm.evidence.store import RecordWriter
+record = RecordWriter("golden", {"device_class": "cpu", "model": {"name": "tiny"}}, Path(sys.argv[1]))
+for case in ("a", "b"):
+    record.append({"case": case})
+print("measured", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_killed_midway_leaves_a_readable_record_marked_incomplete(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "measured\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    [record] = list_records([tmp_path])
+    assert not record.complete
+    assert record.document["complete"] is False
+    assert [row["case"] for row in record.row_dicts] == ["a", "b"]
+    assert list(read_record(record.run_id[:20], [tmp_path]).rows["case"]) == ["a", "b"]
+    with pytest.raises(RecordError, match="incomplete"):
+        keep(record.run_id, tmp_path / "records", [tmp_path])
+
+
+def test_a_line_torn_by_the_kill_loses_itself_and_nothing_else(tmp_path: Path) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+    record.append(ROW)
+    journal = tmp_path / f"{record.run_id}.journal"
+    with journal.open("a") as file:
+        file.write('[{"case": "tor')
+
+    assert [row["case"] for row in read_record(journal).row_dicts] == ["capital"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_run_keeps_what_was_paid_for(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012
+        record.append(ROW)
+        raise error
+
+    [found] = list_records([tmp_path])
+    assert found.path.suffix == ".parquet"
+    assert not found.complete
+    assert found.document["ended_by"] == error.__name__
+    assert len(found.row_dicts) == 1
+
+
+def test_a_bad_row_does_not_cost_the_good_ones(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no column"), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012
+        record.append(ROW)
+        record.append({"csae": "capital"})
+
+    assert [row["case"] for row in list_records([tmp_path])[0].row_dicts] == ["capital"]
+
+
+def test_a_finished_record_takes_no_more_rows(tmp_path: Path) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+    path = record.finish()
+
+    assert record.finish() == path
+    with pytest.raises(RecordError, match="never edited"):
+        record.append(ROW)
+
+
+def test_what_a_kind_must_say_is_asked_for_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="a bench document needs scenario, arms, schedule, seed"):
+        RecordWriter("bench", {"device_class": "cpu"}, tmp_path)
+    with pytest.raises(RecordError, match="'complete' is the writer's own"):
+        RecordWriter("golden", {**DOCUMENT, "complete": True}, tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_forgets_its_results_is_saved_as_incomplete(tmp_path: Path) -> None:
+    record = RecordWriter("bench", BENCH, tmp_path)
+    with pytest.raises(RecordError, match="needs checks, results, valid, null_valid, served; saved as incomplete"):
+        record.finish({})
+
+    assert not list_records([tmp_path])[0].complete
+
+
+def test_the_writer_s_own_keys_cannot_be_overwritten_at_the_end(tmp_path: Path) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+
+    document = read_record(record.finish({"run_id": "mine", "started_utc": "never"})).document
+
+    assert document["run_id"] == record.run_id
+    assert document["started_utc"].startswith("20")
+
+
+def test_paths_and_hosts_never_enter_a_record(tmp_path: Path) -> None:
+    with RecordWriter("golden", {**DOCUMENT, "target": f"{tmp_path}/secret/model.gguf"}, tmp_path) as record:
+        record.append({**ROW, "detail": f"cannot open {tmp_path}/model.gguf at http://me:pw@example.org:81/v1?key=1"})
+        path = record.finish({"seen": [str(Path.home() / "model.gguf")]})
+
+    assert str(tmp_path).encode() not in path.read_bytes()
+    found = read_record(path)
+    assert found.document["target"] == "model.gguf"
+    assert found.document["seen"] == ["model.gguf"]
+    assert "example.org" not in found.row_dicts[0]["detail"]
+    assert "pw" not in found.row_dicts[0]["detail"]
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+def test_records_land_in_the_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert store.record_dir() == tmp_path / "records" / "local"
+    assert (tmp_path / "records" / "local").is_dir()
+
+
+def test_a_working_directory_that_cannot_be_written_sends_records_to_the_user_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "records").write_text("a file where the folder should be")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    assert store.record_dir() == tmp_path / "data" / "pocketllm" / "records"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RecordError, match=r"cannot write records to .*file.*--record-dir"):
+        store.record_dir(tmp_path / "file" / "below")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no-read-only-folder-here")
+def test_a_read_only_file_system_is_refused_even_for_root() -> None:
+    with pytest.raises(RecordError, match="cannot write records"):
+        store.record_dir(Path("/proc/self"))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+def test_an_ambiguous_prefix_lists_what_it_could_mean(tmp_path: Path) -> None:
+    first, second = golden(tmp_path).stem, golden(tmp_path).stem
+
+    with pytest.raises(RecordError) as refusal:
+        read_record(first[:4], [tmp_path])
+    assert first in str(refusal.value)
+    assert second in str(refusal.value)
+    assert read_record(first.lower(), [tmp_path]).run_id == first
+
+
+@pytest.mark.parametrize("wanted", ["ZZZZ", "", "  "])
+def test_an_unknown_id_says_how_to_list_the_known(tmp_path: Path, wanted: str) -> None:
+    golden(tmp_path)
+
+    with pytest.raises(RecordError, match="records ls"):
+        read_record(wanted, [tmp_path])
+
+
+def broken(folder: Path) -> dict[str, Path]:
+    good = golden(folder / "good").read_bytes()
+    files = {
+        "empty": b"",
+        "text": b"this is no parquet file, but long enough to be taken for one",
+        "truncated": good[: len(good) // 2],
+    }
+    for name, data in files.items():
+        (folder / f"{name}.parquet").write_bytes(data)
+    pq.write_table(pa.table({"x": [1]}), folder / "foreign.parquet")
+    document = {schema.DOCUMENT_KEY: b'{"kind": "poem"}'}
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata(document), folder / "unknown.parquet")
+    document = {schema.DOCUMENT_KEY: b"not json"}
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata(document), folder / "garbled.parquet")
+    (folder / "blank.journal").write_bytes(b"")
+    (folder / "list.journal").write_bytes(b"[]\n")
+    return {path.name: path for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_broken_or_foreign_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    files = broken(tmp_path)
+
+    assert len(files) == 8
+    for name, path in files.items():
+        with pytest.raises(RecordError) as refusal:
+            read_record(path)
+        assert name in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(RecordError, match="no record file"):
+        read_record(tmp_path / "missing.parquet")
+
+
+def test_listing_tells_of_a_broken_file_and_goes_on_when_asked(tmp_path: Path) -> None:
+    broken(tmp_path)
+    problems: list[RecordError] = []
+
+    found = list_records([tmp_path], on_problem=problems.append)
+
+    assert len(found) == 1
+    assert len(problems) == 8
+    with pytest.raises(RecordError):
+        list_records([tmp_path])
+
+
+def test_rows_damaged_behind_a_good_document_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = golden(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[4:60] = bytes(56)
+    path.write_bytes(data)
+
+    with pytest.raises(RecordError, match="broken Parquet file"):
+        _ = read_record(path).row_dicts
+
+
+def test_a_journal_left_behind_beside_its_finished_file_is_not_a_second_run(tmp_path: Path) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+    shutil.copy(tmp_path / f"{record.run_id}.journal", tmp_path / "copy")
+    record.finish()
+    (tmp_path / "copy").rename(tmp_path / f"{record.run_id}.journal")
+
+    [found] = list_records([tmp_path])
+    assert found.complete
+
+
+def test_kinds_are_listed_apart(tmp_path: Path) -> None:
+    golden(tmp_path)
+    RecordWriter("bench", BENCH, tmp_path).finish(BENCH_END)
+
+    assert [record.kind for record in list_records([tmp_path])] == ["golden", "bench"]
+    assert [record.kind for record in list_records([tmp_path], kind="bench")] == ["bench"]
+
+
+# -- keeping -----------------------------------------------------------------------------------------------------------
+def test_keep_copies_a_record_unchanged_to_its_kind_and_year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = golden(store.record_dir())
+
+    kept = keep(local.stem)
+
+    year = read_record(local).document["started_utc"][:4]
+    assert kept == tmp_path / "records" / "golden" / f"year={year}" / local.name
+    assert kept.read_bytes() == local.read_bytes()
+    assert keep(local.stem) == kept
+    assert [record.path for record in list_records(store.search_dirs())] == [kept]
+    assert "year" not in read_record(kept).rows.columns
+
+
+def test_keep_never_overwrites_a_record_that_differs(tmp_path: Path) -> None:
+    local = golden(tmp_path / "local")
+    kept = keep(local, tmp_path / "records")
+    kept.write_bytes(golden(tmp_path / "other").read_bytes())
+
+    with pytest.raises(RecordError, match="never edited"):
+        keep(local, tmp_path / "records")
+
+
+def test_an_invalid_bench_run_is_kept_only_when_forced(tmp_path: Path) -> None:
+    path = RecordWriter("bench", BENCH, tmp_path).finish({**BENCH_END, "valid": False})
+
+    with pytest.raises(RecordError, match=r"INVALID.*--force"):
+        keep(path, tmp_path / "records")
+    assert keep(path, tmp_path / "records", force=True).is_file()
+
+
+def test_a_golden_regression_is_evidence_and_may_be_kept(tmp_path: Path) -> None:
+    with RecordWriter("golden", DOCUMENT, tmp_path) as record:
+        record.append({**ROW, "outcome": "REGRESSION"})
+        path = record.finish()
+
+    assert keep(path, tmp_path / "records").is_file()
+
+
+def test_importing_the_store_needs_neither_pandas_nor_pyarrow() -> None:
+    code = "import sys, pocketllm.evidence.ladder; print({'numpy', 'pandas', 'pyarrow'} & {*sys.modules})"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+
+    assert done.stdout.strip() == "set()"
