@@ -47,6 +47,52 @@ class Proposal:
     answer: Answer
     files: tuple[Path, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The gist, JSON-able."""
+        return {
+            "case": self.case.name,
+            "text": self.answer.expected.text,
+            "n_out": len(self.answer.expected.token_ids),
+            "finish_reason": self.answer.expected.finish_reason,
+            "smallest_margin": self.answer.smallest_margin,
+            "bit_identical": self.answer.is_bit_identical,
+            "files": [str(file) for file in self.files],
+        }
+
+
+def choose_requests(
+    folder: FixtureFolder,
+    cases_file: Path | None,
+    names: Sequence[str],
+    *,
+    chat: str | None = None,
+    prompt: str | None = None,
+    purpose: str | None = None,
+    max_tokens: int = 32,
+) -> list[Case]:
+    """What to record: cases of a file, one new case, or accepted cases again; RecordError when none of it fits."""
+    if cases_file is not None:
+        if chat is not None or prompt is not None:
+            raise RecordError("give a file of cases, or --chat, or --prompt, not two of them")
+        found = read_requests(cases_file)
+        unknown = sorted(set(names) - {case.name for case in found})
+        if unknown:
+            raise RecordError(f"{cases_file.name} has no case {unknown[0]!r}")
+        return [case for case in found if not names or case.name in names]
+    if chat is None and prompt is None:
+        cases = folder.cases(names)
+        if not cases:
+            raise RecordError(
+                f"no case in {folder.label()} yet: give a file of cases, or --case NAME with --chat or --prompt"
+            )
+        return cases
+    if (chat is not None and prompt is not None) or len(names) != 1:
+        raise RecordError("a new case has one name (--case NAME) and either --chat or --prompt")
+    asked = {"prompt": prompt} if chat is None else {"messages": [{"role": "user", "content": chat}]}
+    sampling = {"max_tokens": max_tokens, "temperature": 0.0}
+    table = {"purpose": purpose or "recorded from the command line", **asked, "sampling": sampling}
+    return [request(names[0], table, "--case")]
+
 
 def read_requests(path: Path) -> list[Case]:
     """Cases to record, from a TOML file: a table a case, with purpose, messages or prompt, sampling and paths.
@@ -144,8 +190,8 @@ def record_case(llm: "LLM", subject: Subject, asked: Case, provenance: Mapping[s
             token_ids=tuple(first.token_ids),
             text=first.text,
             finish_reason=first.finish_reason,
-            num_prompt_tokens=len(first.prompt_token_ids),
-            num_output_tokens=len(first.token_ids),
+            num_prompt_tokens=first.usage.prompt_tokens,
+            num_output_tokens=first.usage.completion_tokens,
         ),
         positions=tuple(position(entry) for entry in first.logprobs),
         repeats=REPEATS,
@@ -205,7 +251,7 @@ def _check(subject: Subject, folder: FixtureFolder, name: str, commit: str | Non
     if answer is None:
         pending = ", ".join(folder.pending_names()) or "nothing"
         raise RecordError(
-            f"nothing is proposed for case {name!r} on {subject.hard_key.label} in {folder.label()} (pending: {pending})"
+            f"nothing is proposed for case {name!r} on {subject.hard_key.label} in {folder.label()}; pending: {pending}"
         )
     differences = answer.hard_key.differences(subject.hard_key)
     if differences:
@@ -233,7 +279,7 @@ def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) ->
 
 
 def tree_state(folder: Path) -> tuple[str | None, list[str]]:
-    """Commit and changed files of the checkout that `folder` lies in, `records/` apart; (None, []) outside a checkout."""
+    """Commit and changed files of the checkout around `folder`, `records/` apart; (None, []) outside a checkout."""
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
 
     def git(*words: str) -> str | None:

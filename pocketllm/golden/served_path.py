@@ -17,12 +17,13 @@ from pocketllm.errors import MachineError, NotJudgedError
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 12
+PROGRAM = "from pocketllm.cli.main import app; app(prog_name='pocketllm')"
 URL = re.compile(r"https?://(?:127\.0\.0\.1|localhost|\[::1\]):[0-9]+")
 
 
 def pocketllm_command(*words: str) -> list[str]:
     """This very package under this very interpreter, as an argument list."""
-    return [sys.executable, "-m", "pocketllm", *words]
+    return [sys.executable, "-c", PROGRAM, *words]
 
 
 def serve_command(options: Sequence[str] = ()) -> list[str]:

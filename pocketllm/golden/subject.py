@@ -75,7 +75,7 @@ class Subject:
 def open_subject(options: "EngineOptions") -> Subject:
     """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run."""
     from pocketllm.engine.backends.select import select_backend
-    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.load import family_or_reason
     from pocketllm.engine.plan import make_plan
     from pocketllm.engine.weights.catalog import resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
@@ -83,12 +83,8 @@ def open_subject(options: "EngineOptions") -> Subject:
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path)
     try:
-        try:
-            family: Any = find_family(checkpoint.architecture)
-        except LookupError as error:
-            family = str(error)
         capability = select_backend(options.backend, options.threads).capability
-        plan = make_plan(options, family, capability, checkpoint)
+        plan = make_plan(options, family_or_reason(checkpoint.architecture), capability, checkpoint)
         return Subject(checkpoint_name(path), path, model_document(checkpoint), plan, options)
     finally:
         checkpoint.close()

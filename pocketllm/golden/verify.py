@@ -340,7 +340,7 @@ def gate(engine: "Engine", fixtures: Path | None = None) -> GateResult:
 
 
 def gate_url(url: str, model: str, options: "EngineOptions | None" = None, fixtures: Path | None = None) -> GateResult:
-    """Ask a server, which calls it `model`, for the shortest recorded case of `options.model` (or the default model)."""
+    """Ask a server, which calls it `model`, for the shortest recorded case of `options.model` (or the default one)."""
     from pocketllm.engine.options import resolve_options
     from pocketllm.golden.entry_points.http import HttpClient
     from pocketllm.golden.subject import open_subject

@@ -35,7 +35,7 @@ def generate(llm: "LLM", case: Case, logprobs: int | None = None) -> Any:
     """One GenerationResult for a case."""
     params = case.params(logprobs)
     if case.kind == "chat":
-        return llm.chat([dict(message) for message in case.messages], params)
+        return llm.chat([dict(message) for message in case.messages], params)[0]
     return llm.generate([case.prompt], params)[0]
 
 
@@ -62,7 +62,8 @@ def observe(result: Any, e2el_s: float) -> Observed:
         token_ids=tuple(result.token_ids),
         text=result.text,
         finish_reason=result.finish_reason,
-        num_prompt_tokens=len(result.prompt_token_ids),
-        num_output_tokens=len(result.token_ids),
+        num_prompt_tokens=result.usage.prompt_tokens,
+        num_output_tokens=result.usage.completion_tokens,
+        ttft_s=result.timings.ttft_s,
         e2el_s=e2el_s,
     )
