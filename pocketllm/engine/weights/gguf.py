@@ -190,7 +190,8 @@ def _place(path: Path, raw: list[RawTensor], data_start: int, alignment: int, si
     """Check every tensor against the file and against its neighbor; returns them in the order of the table."""
     in_order = sorted(raw, key=lambda tensor: tensor.offset)
     tensors: dict[str, TensorInfo] = {}
-    for tensor, following in zip(in_order, [*in_order[1:], None], strict=True):
+    for index, tensor in enumerate(in_order):
+        following = in_order[index + 1] if index + 1 < len(in_order) else None
         start = data_start + tensor.offset
         room_end = data_start + following.offset if following else max(size, start)
         num_bytes = _num_bytes(path.name, tensor)

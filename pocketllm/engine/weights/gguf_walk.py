@@ -16,8 +16,10 @@ MAX_TENSORS = 131_072
 MAX_NAME_BYTES = 65_535
 MAX_DIMENSIONS = 4
 MAX_ARRAY_DEPTH = 4
-MAX_ARRAY_ELEMENTS = 8_388_608
-"""Elements of all arrays of a header together: 16 times the largest published one; bounds the time of the walk."""
+MAX_ARRAY_ELEMENTS = 4_194_304
+"""Elements of all arrays of a header together, three times the largest published vocabulary: bounds the walk's time."""
+NESTED_ARRAY_COST = 8
+"""An array in an array is that many elements dear."""
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
 SCALARS: Mapping[int, tuple[str, str, int]] = {
@@ -193,12 +195,13 @@ class Reader:
         self.need(position, 12, f"head of array {shown(key)}")
         element_type, count = ARRAY_HEAD.unpack_from(self.buffer, position)
         position += 12
+        cost = NESTED_ARRAY_COST if element_type == ARRAY else 1
         smallest = SCALARS[element_type][2] if element_type in SCALARS else {STRING: 8, ARRAY: 12}.get(element_type)
         if smallest is None:
             raise GGUFError(f"{self.name}: array {shown(key)} has element type {element_type}, but types end at 12")
         field = f"element count of array {shown(key)}"
-        self.bounded(field, count, MAX_ARRAY_ELEMENTS - self.elements, smallest, position)
-        self.elements += count
+        self.bounded(field, count, (MAX_ARRAY_ELEMENTS - self.elements) // cost, smallest, position)
+        self.elements += count * cost
         if element_type == STRING:
             return self.skip_strings(position, count, key)
         if element_type == ARRAY:
