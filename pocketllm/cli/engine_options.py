@@ -18,58 +18,90 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Catalog name, .gguf path (any shard of a split), or hf:owner/repo/file. [default: smollm2-135m]",
+        help="Catalog name, .gguf path (any shard of a split), or hf:owner/repo/file.",
+        show_default="smollm2-135m",
         rich_help_panel=PANEL,
     ),
 ]
 Backend = Annotated[
-    str | None, typer.Option("--backend", help="Backend by name, or auto. [default: auto]", rich_help_panel=PANEL)
+    str | None,
+    typer.Option(
+        "--backend",
+        help="Backend by name, or auto.",
+        show_default="auto",
+        rich_help_panel=PANEL,
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
         "--max-model-len",
-        help="Longest prompt plus answer, in tokens. [default: the checkpoint's context]",
+        help="Longest prompt plus answer, in tokens.",
+        show_default="the checkpoint's context",
         rich_help_panel=PANEL,
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", help="CPU threads. [default: the cores this process may use]", rich_help_panel=PANEL),
+    typer.Option(
+        "--threads",
+        help="CPU threads.",
+        show_default="the cores this process may use",
+        rich_help_panel=PANEL,
+    ),
 ]
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option("--max-num-seqs", help="Most requests in one step. [default: 8]", rich_help_panel=PANEL),
+    typer.Option(
+        "--max-num-seqs",
+        help="Most requests in one step.",
+        show_default="8",
+        rich_help_panel=PANEL,
+    ),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,
     typer.Option(
         "--max-num-batched-tokens",
-        help="Token budget of one step over all requests. [default: 512]",
+        help="Token budget of one step over all requests.",
+        show_default="512",
         rich_help_panel=PANEL,
     ),
 ]
 PrefillChunk = Annotated[
     int | None,
     typer.Option(
-        "--prefill-chunk", help="Most prompt tokens of one request in one step. [default: 256]", rich_help_panel=PANEL
+        "--prefill-chunk",
+        help="Most prompt tokens of one request in one step.",
+        show_default="256",
+        rich_help_panel=PANEL,
     ),
 ]
 BlockSize = Annotated[
-    int | None, typer.Option("--block-size", help="Tokens in one cache block. [default: 16]", rich_help_panel=PANEL)
+    int | None,
+    typer.Option(
+        "--block-size",
+        help="Tokens in one cache block.",
+        show_default="16",
+        rich_help_panel=PANEL,
+    ),
 ]
 KVCacheBytes = Annotated[
     int | None,
     typer.Option(
         "--kv-cache-bytes",
-        help="Memory for keys and values. [default: enough for --max-num-seqs full requests, at most 1 GiB]",
+        help="Memory for keys and values.",
+        show_default="enough for --max-num-seqs full requests, at most 1 GiB",
         rich_help_panel=PANEL,
     ),
 ]
 Watermark = Annotated[
     float | None,
     typer.Option(
-        "--watermark", help="Share of blocks that admission leaves free. [default: 0.01]", rich_help_panel=PANEL
+        "--watermark",
+        help="Share of blocks that admission leaves free.",
+        show_default="0.01",
+        rich_help_panel=PANEL,
     ),
 ]
 Reserve = Annotated[
@@ -77,7 +109,8 @@ Reserve = Annotated[
     typer.Option(
         "--reserve",
         help="Share of the running requests' possible growth that admission keeps free; below 1 a request may have to "
-        "be recomputed. [default: 1]",
+        "be recomputed.",
+        show_default="1",
         rich_help_panel=PANEL,
     ),
 ]
@@ -85,7 +118,8 @@ MaxQueuedRequests = Annotated[
     int | None,
     typer.Option(
         "--max-queued-requests",
-        help="Requests that may wait before the queue refuses. [default: 256]",
+        help="Requests that may wait before the queue refuses.",
+        show_default="256",
         rich_help_panel=PANEL,
     ),
 ]

@@ -1,7 +1,245 @@
-"""`pocketllm generate`: being written."""
+"""`pocketllm generate`: one prompt in, its continuation out."""
+
+import signal
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pocketllm.cli.engine_options import Backend, MaxModelLen, Model, PrefillChunk, Threads, engine_options
+from pocketllm.cli.output import EXIT_BUG, EXIT_INTERRUPTED, command, say, write_json
+from pocketllm.errors import OptionError, RequestError
+
+if TYPE_CHECKING:
+    from pocketllm.engine.lifecycle.request import Event
+    from pocketllm.engine.lifecycle.result import GenerationResult
+    from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+    from pocketllm.engine.llm import LLM
+    from pocketllm.engine.options import EngineOptions
+
+DEFAULT_MAX_TOKENS = 128
+PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
+EPILOG = (
+    'Examples: pocketllm generate "The capital of France is" --max-tokens 8  ·  '
+    'pocketllm generate --chat "What is the capital of France?" --json  ·  '
+    "cat notes.txt | pocketllm generate - --temperature 0.8 --seed 1"
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add this command to the app."""
+    app.command("generate", epilog=EPILOG)(generate)
+
+
+@command
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; '-', or nothing with piped input, reads standard input.")
+    ] = None,
+    chat: Annotated[
+        str | None,
+        typer.Option(
+            "--chat", help="Answer this message through the chat template; '-' reads it.", rich_help_panel=PROMPT
+        ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message before --chat.", rich_help_panel=PROMPT)
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            help="Most tokens to generate.",
+            show_default="128, or what the context leaves",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="0 takes the likeliest token each time: the same answer every time, so it is the default here.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.", rich_help_panel=SAMPLING)
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.", rich_help_panel=SAMPLING)
+    ] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option("--min-p", help="Keep tokens this likely beside the likeliest.", rich_help_panel=SAMPLING),
+    ] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Seed of the draws.",
+            show_default="a fresh one, reported by --json",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End at this text, which is left out; repeatable.", rich_help_panel=SAMPLING),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end token.", rich_help_panel=SAMPLING)
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", help="With --json: alternatives to report with each token, 0 to 20.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document at the end.", rich_help_panel=OUTPUT)
+    ] = False,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Print the text when it is complete.", rich_help_panel=OUTPUT)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Progress and timings on stderr.", rich_help_panel=OUTPUT)
+    ] = False,
+    model: Model = None,
+    backend: Backend = None,
+    max_model_len: MaxModelLen = None,
+    prefill_chunk: PrefillChunk = None,
+    threads: Threads = None,
+) -> None:
+    """Continue a prompt, or answer a chat message; text goes to stdout as it comes."""
+    from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+
+    text, is_chat = read_prompt(prompt, chat, system)
+    if logprobs is not None and not as_json:
+        raise OptionError("--logprobs needs --json: plain output has no place for them")
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    options = engine_options(
+        model=model, backend=backend, max_model_len=max_model_len, prefill_chunk=prefill_chunk, threads=threads
+    )
+    messages = [{"role": "user", "content": text}] if is_chat else None
+    if messages and system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    show = not as_json and not no_stream
+    run(options, messages or text, params, as_json=as_json, show=show, verbose=verbose or sys.stderr.isatty())
+
+
+def read_prompt(prompt: str | None, chat: str | None, system: str | None) -> tuple[str, bool]:
+    """The text to run and whether it is a chat message. Raises OptionError when there is none, or two."""
+    if prompt is not None and chat is not None:
+        raise OptionError("give either a prompt or --chat, not both")
+    if system is not None and chat is None:
+        raise OptionError("--system goes with --chat")
+    text = chat if chat is not None else prompt
+    if text == "-" or (text is None and not sys.stdin.isatty()):
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"standard input is not UTF-8 (byte {error.start})", param="prompt") from error
+    if text is None:
+        raise OptionError("no prompt: give one as an argument, with --chat, or on standard input")
+    if not text:
+        raise RequestError("the prompt is empty: give it at least one character", param="prompt")
+    return text, chat is not None
+
+
+def run(
+    options: "EngineOptions",
+    prompt: str | list[dict[str, str]],
+    params: "SamplingParams",
+    *,
+    as_json: bool,
+    show: bool,
+    verbose: bool,
+) -> None:
+    """Load, generate, print; raises typer.Exit when the answer was cut short."""
+    from pocketllm.engine.llm import LLM
+    from pocketllm.engine.load import load_engine
+
+    with LLM.from_engine(load_engine(options, say if verbose else None)) as llm:
+        token_ids = llm.chat_token_ids(prompt) if isinstance(prompt, list) else llm.token_ids(prompt)
+        result = collect(llm, token_ids, with_default_length(params, llm, token_ids), show)
+        if as_json:
+            write_json(document(llm, result))
+        else:
+            print("" if show else result.text, flush=True)
+        if verbose:
+            say(stats_line(result))
+    if result.error is not None:
+        say(f"error: {result.error}")
+        raise typer.Exit(EXIT_BUG)
+    if result.finish_reason == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def with_default_length(params: "SamplingParams", llm: "LLM", token_ids: list[int]) -> "SamplingParams":
+    """`--max-tokens` when it was not given: DEFAULT_MAX_TOKENS, or what the context leaves."""
+    room = llm.engine.plan.limits.max_model_len - len(token_ids)
+    if params.max_tokens is not None or room < DEFAULT_MAX_TOKENS:
+        return params
+    return replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+
+
+def collect(llm: "LLM", token_ids: list[int], params: "SamplingParams", show: bool) -> "GenerationResult":
+    """Run one prompt, printing its text as it comes if `show`. Ctrl-C ends it with what there is, twice at once."""
+
+    def write(event: "Event") -> None:
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+
+    def cancel(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, previous)
+        llm.cancel_all()
+
+    previous = signal.signal(signal.SIGINT, cancel)
+    try:
+        [result] = llm.generate([token_ids], params, on_event=write if show else None)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return result
+
+
+def document(llm: "LLM", result: "GenerationResult") -> dict[str, Any]:
+    """The `--json` document."""
+    return {
+        "model": llm.engine.model_name,
+        "prompt_token_ids": result.prompt_token_ids,
+        "token_ids": result.token_ids,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "stop_string": result.stop_string,
+        "error": result.error,
+        "seed": result.seed,
+        "usage": result.usage.as_dict(),
+        "timings": result.timings.as_dict(),
+        "logprobs": None if result.logprobs is None else [asdict(entry) for entry in result.logprobs],
+        "plan": llm.engine.plan.as_dict(),
+    }
+
+
+def stats_line(result: "GenerationResult") -> str:
+    """Counts and rates of one answer, prefill and decode apart."""
+    times, usage = result.timings, result.usage
+    parts = [f"load {times.load_s:.2f} s"]
+    if times.prefill_s:
+        rate = usage.prompt_tokens / times.prefill_s
+        parts.append(f"prefill {usage.prompt_tokens} tokens in {times.prefill_s:.2f} s ({rate:.1f} tok/s)")
+    if times.decode_s:
+        count = usage.completion_tokens - 1  # the first token belongs to prefill
+        parts.append(f"decode {count} tokens in {times.decode_s:.2f} s ({count / times.decode_s:.1f} tok/s)")
+    return " · ".join([*parts, result.finish_reason])

@@ -5,6 +5,7 @@ WAITING ──schedule──► RUNNING ──stop · length · cancelled · err
    └──── out of blocks ──┘   (recomputed from the start)
 """
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,14 +49,16 @@ class RequestTimes:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    finished_s: float | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One sequence to be continued; the scheduler alone changes it.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache; the request has caught up, and gets a
-    new token, when it reaches `num_tokens`.
+    new token, when it reaches `num_tokens`. A request that `wants_prompt_logits` is scored and not continued: it
+    finishes, without a token of its own, when its prompt is computed.
     """
 
     request_id: str
@@ -67,8 +70,17 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    max_output_tokens: int = 0
+    """`params.max_tokens`, or what the context leaves; set when the request is accepted."""
     block_ids: list[int] = field(default_factory=list)
     times: RequestTimes = field(default_factory=RequestTimes)
+    prompt_logits: npt.NDArray[np.float32] | None = None
+    """[prompt tokens, vocab], filled step by step when wanted."""
+    seed: int = field(init=False)
+    """`params.seed`, or a fresh one."""
+
+    def __post_init__(self) -> None:
+        self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
 
     @property
     def num_tokens(self) -> int:
@@ -121,9 +133,13 @@ class FinishEvent:
     num_output_tokens: int
     num_cached_tokens: int
     times: RequestTimes
+    seed: int
     error: str | None = None
+    """One sentence, when `reason` is ERROR; without paths of this machine."""
     stop_string: str | None = None
+    """The stop string that ended the request, when one did."""
     prompt_logits: npt.NDArray[np.float32] | None = None
+    """[prompt tokens, vocab], for a request that wanted them and was not cut short."""
 
 
 Event = TokenEvent | FinishEvent

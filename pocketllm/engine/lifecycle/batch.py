@@ -1,0 +1,57 @@
+"""From a schedule to the one flat batch that a model runs; numpy only, made anew each step."""
+
+import numpy as np
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.lifecycle.request import Request
+from pocketllm.engine.lifecycle.scheduler import Schedule
+
+
+def build(schedule: Schedule, block_size: int) -> ForwardBatch:
+    """Gather the tokens, positions and cache places of one step; requests stay in the schedule's order."""
+    requests = list(schedule.num_tokens)
+    counts = np.fromiter(schedule.num_tokens.values(), np.int32, len(requests))
+    starts = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
+    query_start_loc = np.zeros(len(requests) + 1, np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    input_ids = np.empty(query_start_loc[-1], np.int32)
+    for request, start, first, last in zip(requests, starts, query_start_loc, query_start_loc[1:], strict=True):
+        input_ids[first:last] = request.token_ids(int(start), int(start + last - first))
+    rows = np.repeat(np.arange(len(requests)), counts)
+    positions = np.arange(len(input_ids), dtype=np.int32) - query_start_loc[rows] + starts[rows]
+    table = block_table(requests)
+    slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=positions,
+        query_start_loc=query_start_loc,
+        seq_lens=starts + counts,
+        block_table=table,
+        slot_mapping=slots,
+        logit_rows=logit_rows(schedule, query_start_loc),
+    )
+
+
+def block_table(requests: list[Request]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """[requests, most blocks] the cache blocks of each request; -1 where it has none."""
+    table = np.full((len(requests), max(len(request.block_ids) for request in requests)), -1, np.int32)
+    for row, request in enumerate(requests):
+        table[row, : len(request.block_ids)] = request.block_ids
+    return table
+
+
+def num_logit_rows(request: Request, count: int) -> int:
+    """How many of a request's `count` tokens in this step need logits: all, the last, or none."""
+    if request.wants_prompt_logits:
+        return count
+    return int(request.num_computed_tokens + count == request.num_tokens)
+
+
+def logit_rows(
+    schedule: Schedule, query_start_loc: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """[rows] places in the flat batch whose logits are wanted, in its order."""
+    rows: list[int] = []
+    for (request, count), last in zip(schedule.num_tokens.items(), query_start_loc[1:], strict=True):
+        rows.extend(range(int(last) - num_logit_rows(request, count), int(last)))
+    return np.array(rows, np.int32)

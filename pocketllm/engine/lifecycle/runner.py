@@ -1,0 +1,63 @@
+"""Runs one scheduled step through the model and hands each request its logits."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.backends.api.ops import KVCache, Tensor
+from pocketllm.engine.lifecycle import batch
+from pocketllm.engine.lifecycle.request import Request
+from pocketllm.engine.lifecycle.scheduler import Schedule
+from pocketllm.engine.models.contract import Model
+
+LogitsRow = npt.NDArray[np.float32]
+"""[vocab]"""
+
+LOGIT_ROWS_AT_ONCE = 128
+"""Rows whose logits are held together: with a vocabulary of 256k tokens 128 rows are 128 MiB."""
+
+
+class Runner:
+    """A model and the cache it writes; knows nothing of why a request is run.
+
+    take: the backend's `Ops.take`, for cutting many rows of hidden states into slices.
+    """
+
+    def __init__(
+        self, model: Model, cache: KVCache, block_size: int, take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor]
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._block_size = block_size
+        self._take = take
+
+    def run(self, schedule: Schedule) -> dict[Request, LogitsRow]:
+        """Compute one step; returns the logits of each request that catches up with it, in the schedule's order.
+
+        Rows of requests that want prompt logits go into `request.prompt_logits` instead.
+        """
+        forward_batch = batch.build(schedule, self._block_size)
+        hidden = self._model.forward(forward_batch, self._cache)
+        owners = [
+            (request, request.num_computed_tokens + count - wanted + row)
+            for request, count in schedule.num_tokens.items()
+            for wanted in [batch.num_logit_rows(request, count)]
+            for row in range(wanted)
+        ]
+        result: dict[Request, LogitsRow] = {}
+        for first in range(0, len(owners), LOGIT_ROWS_AT_ONCE):
+            some = owners[first : first + LOGIT_ROWS_AT_ONCE]
+            rows = np.arange(first, first + len(some), dtype=np.int32)
+            logits = self._model.logits(hidden if len(some) == len(owners) else self._take(hidden, rows))
+            for (request, position), row_logits in zip(some, logits, strict=True):
+                if request.wants_prompt_logits:
+                    self._keep(request, position, row_logits)
+                else:
+                    result[request] = row_logits
+        return result
+
+    def _keep(self, request: Request, position: int, logits: LogitsRow) -> None:
+        if request.prompt_logits is None:
+            request.prompt_logits = np.empty((len(request.prompt_token_ids), len(logits)), np.float32)
+        request.prompt_logits[position] = logits

@@ -1,0 +1,69 @@
+"""From logits to the tokens that may be drawn and their probabilities; numpy, one row at a time.
+
+Order: temperature, top-k, top-p, min-p; each filter sees what the one before left. This is the order of
+transformers' warpers and of SGLang's sampler; vLLM applies min-p before top-k, and llama.cpp's default chain puts the
+temperature last, so that its filters see the distribution at temperature 1.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+
+NUCLEUS_GUESS = 1024
+"""Most nuclei are smaller than this; only a larger one pays for sorting the whole vocabulary."""
+
+
+def candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> tuple[Int64Array, Float64Array]:
+    """Token ids that may be drawn, ascending, and their probabilities, which sum to 1. logits: [vocab], finite."""
+    weights = np.exp(scaled(logits, params.temperature))
+    ids = top_k(weights, params.top_k)
+    ids = top_p(ids, weights[ids], params.top_p)
+    ids = min_p(ids, weights[ids], params.min_p)
+    ids = ids[weights[ids] > 0.0]  # what cannot be drawn is no candidate, though a tie at zero may have kept it
+    kept = weights[ids]
+    return ids, kept / kept.sum()
+
+
+def scaled(logits: npt.NDArray[np.float32], temperature: float) -> Float64Array:
+    """Logits over temperature, less their maximum, so that exp cannot overflow."""
+    values = logits.astype(np.float64)
+    values -= values.max()
+    values /= temperature
+    return values
+
+
+def top_k(weights: Float64Array, k: int) -> Int64Array:
+    """Ids of the k largest weights, ascending; what ties with the k-th stays too. k ≤ 0 or ≥ the vocabulary: all."""
+    if k <= 0 or k >= len(weights):
+        return np.arange(len(weights))
+    smallest = np.partition(weights, len(weights) - k)[len(weights) - k]
+    return np.flatnonzero(weights >= smallest)
+
+
+def top_p(ids: Int64Array, weights: Float64Array, p: float) -> Int64Array:
+    """The fewest ids, heaviest first and the lower id first among equals, whose weights reach p of the total."""
+    if p >= 1.0:
+        return ids
+    wanted = p * weights.sum()
+    order = heaviest(weights, NUCLEUS_GUESS)
+    reached = np.cumsum(weights[order])
+    if reached[-1] < wanted and len(order) < len(weights):
+        order = heaviest(weights, len(weights))
+        reached = np.cumsum(weights[order])
+    count = int(np.searchsorted(reached, wanted)) + 1
+    return np.sort(ids[order[:count]])
+
+
+def heaviest(weights: Float64Array, count: int) -> Int64Array:
+    """Places of the `count` largest weights, descending, the lower place first among equals (ties at the end: all)."""
+    places = top_k(weights, count)
+    return places[np.argsort(-weights[places], kind="stable")]
+
+
+def min_p(ids: Int64Array, weights: Float64Array, p: float) -> Int64Array:
+    """Ids whose weight is at least p times the largest (Nguyen et al. 2024)."""
+    return ids if p <= 0.0 else ids[weights >= p * weights.max()]

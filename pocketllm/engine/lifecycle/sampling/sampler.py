@@ -1,0 +1,60 @@
+"""Draws the next token of one row from that request's own random stream; numpy, no global state.
+
+A row's token depends on its logits, its parameters, its seed and how many tokens it has drawn, and on nothing else:
+not on its neighbors in the batch, and not on having been preempted and recomputed.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.lifecycle.request import TokenLogprobs
+from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+
+
+class Sampler:
+    """One request's sampling: its parameters and its random stream, kept for the request's life."""
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        self.params = params
+        # numpy takes no negative seed: a signed one is read as its 64 bits
+        self._random = np.random.Generator(np.random.PCG64(seed % 2**64))
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
+        """The next token and, when asked for, its log-probabilities. logits: [vocab].
+
+        Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf).
+        """
+        if not np.isfinite(logits.max()):
+            raise FloatingPointError("the model gave logits that are not finite")
+        token_id = int(np.argmax(logits)) if self.params.is_greedy else self._draw(logits)
+        count = self.params.logprobs
+        return token_id, None if count is None else token_logprobs(logits, token_id, count)
+
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        ids, probabilities = candidates(logits, self.params)
+        # inverse of the cumulative distribution: exactly one number of the stream for one token, whatever is kept
+        cumulative = np.cumsum(probabilities)
+        place = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        return int(ids[min(place, len(ids) - 1)])
+
+
+def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -> TokenLogprobs:
+    """Log-softmax (in float64) of the unmodified logits at the chosen token and at the `count` likeliest ones.
+
+    The likeliest come first, the lower id first among equals.
+    """
+    values = logits.astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    top: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    if count:
+        count = min(count, len(values))
+        smallest = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= smallest)
+        top = places[np.argsort(-values[places], kind="stable")][:count]
+    return TokenLogprobs(
+        chosen=float(values[token_id]),
+        top_ids=tuple(int(place) for place in top),
+        top_logprobs=tuple(float(values[place]) for place in top),
+    )

@@ -1,0 +1,224 @@
+"""Who computes how many tokens in the next step; pure: no tensor, no clock, no thread.
+
+A step is a map *request → number of tokens* without a phase flag: prefill, decode, a chunk of a long prompt and the
+recomputation of a preempted request are all `num_computed_tokens` catching up with `num_tokens`.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
+from pocketllm.engine.lifecycle.request import Request, RequestState
+from pocketllm.engine.plan import Limits
+from pocketllm.errors import ContextLengthError, RequestError
+
+MAX_PROMPT_LOGITS_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One step: how many tokens each request computes, oldest request first, and who lost its blocks for it."""
+
+    num_tokens: Mapping[Request, int]
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_tokens.values())
+
+
+class Scheduler:
+    """Running requests first, then waiting ones in order of arrival; no one is overtaken.
+
+    The oldest running request always gets its blocks (younger ones are preempted for it) and every accepted request
+    fits the pool alone, so that something advances in every step.
+    """
+
+    def __init__(self, limits: Limits, vocab_size: int) -> None:
+        self.limits = limits
+        self.vocab_size = vocab_size
+        self.pool = BlockPool(limits.num_blocks)
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.num_preemptions = 0
+        self._watermark_blocks = int(limits.watermark * limits.num_blocks)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # -- admission -------------------------------------------------------------------------------------------------
+    def check(self, request: Request) -> None:
+        """Accept a request for `add`, or raise RequestError (ContextLengthError with counts) saying why never."""
+        check_token_ids(request.prompt_token_ids, self.vocab_size)
+        request.max_output_tokens = self._max_output_tokens(request)
+        needed = self._full_blocks(request)
+        if needed > self.limits.num_blocks:
+            capacity = self.limits.num_blocks * self.limits.block_size
+            raise ContextLengthError(
+                f"the prompt has {len(request.prompt_token_ids)} tokens and the answer may have "
+                f"{request.max_output_tokens}, but the cache holds {capacity}: shorten either one, or raise "
+                "kv_cache_bytes",
+                param="prompt",
+            )
+
+    def _max_output_tokens(self, request: Request) -> int:
+        num_prompt, context = len(request.prompt_token_ids), self.limits.max_model_len
+        if request.wants_prompt_logits:
+            self._check_scoring(num_prompt)
+            return 0
+        if num_prompt >= context:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, and with an answer it must fit max_model_len={context}: "
+                f"shorten it by {num_prompt - context + 1} tokens or more",
+                param="prompt",
+            )
+        if request.params.max_tokens is None:
+            return context - num_prompt
+        if num_prompt + request.params.max_tokens > context:
+            raise ContextLengthError(
+                f"the prompt's {num_prompt} tokens and max_tokens={request.params.max_tokens} make "
+                f"{num_prompt + request.params.max_tokens}, more than max_model_len={context}: "
+                f"shorten the prompt, or lower max_tokens to {context - num_prompt}",
+                param="max_tokens",
+            )
+        return request.params.max_tokens
+
+    def _check_scoring(self, num_prompt: int) -> None:
+        if num_prompt > self.limits.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, more than max_model_len={self.limits.max_model_len}",
+                param="prompt",
+            )
+        most = MAX_PROMPT_LOGITS_BYTES // (4 * self.vocab_size)
+        if num_prompt > most:
+            raise RequestError(
+                f"logits of {num_prompt} prompt tokens would take more than {MAX_PROMPT_LOGITS_BYTES >> 30} GiB: "
+                f"score at most {most} tokens at once",
+                param="prompt",
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request that `check` accepted."""
+        assert request.state is RequestState.WAITING, request.request_id
+        self.waiting.append(request)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+    def schedule(self) -> Schedule:
+        """Decide the next step and give its requests their blocks. Empty only when there is no work."""
+        tokens: dict[Request, int] = {}
+        preempted = self._schedule_running(tokens)
+        if not preempted:  # whoever lost its blocks would only take them back
+            self._admit(tokens)
+        return Schedule(tokens, tuple(preempted))
+
+    def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
+        preempted: list[Request] = []
+        budget = self.limits.max_num_batched_tokens
+        index = 0
+        while index < len(self.running):
+            request = self.running[index]
+            num_younger = len(self.running) - index - 1
+            # each younger running request keeps a token of the budget: a long prompt stalls nobody's decode
+            count = min(
+                request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget - num_younger
+            )
+            missing = self._missing_blocks(request, request.num_computed_tokens + count)
+            while missing > self.pool.num_free and self.running[-1] is not request:
+                preempted.append(self._preempt_youngest())
+            if missing > self.pool.num_free:
+                preempted.append(self._preempt_youngest())
+                break
+            request.block_ids += self.pool.allocate(missing)
+            tokens[request] = count
+            budget -= count
+            index += 1
+        return preempted
+
+    def _preempt_youngest(self) -> Request:
+        """Send the youngest running request back to the head of the queue; it is recomputed from the start."""
+        request = self.running.pop()
+        self._release(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.move_to(RequestState.WAITING)
+        self.waiting.appendleft(request)
+        return request
+
+    def _admit(self, tokens: dict[Request, int]) -> None:
+        budget = self.limits.max_num_batched_tokens - sum(tokens.values())
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            if not self._fits(request):
+                return  # the head of the line waits, and nobody passes it
+            self.waiting.popleft()
+            count = min(request.num_tokens, self.limits.prefill_chunk, budget)
+            request.block_ids += self.pool.allocate(self._missing_blocks(request, count))
+            request.move_to(RequestState.RUNNING)
+            self.running.append(request)
+            tokens[request] = count
+            budget -= count
+
+    def _fits(self, request: Request) -> bool:
+        """Whether the pool can take one more: what is known to be needed, and `reserve` of what may be."""
+        if not self.running:
+            return True  # alone it fits, `check` saw to that
+        certain, possible = 0, 0
+        for other in (*self.running, request):
+            # tokens it has now, one more than is computed before the next draw
+            known = self._missing_blocks(other, other.num_tokens)
+            certain += known
+            possible += max(self._full_blocks(other) - len(other.block_ids) - known, 0)
+        needed = certain + int(self.limits.reserve * possible + 0.999999)
+        return needed <= self.pool.num_free - self._watermark_blocks
+
+    # -- after the step ----------------------------------------------------------------------------------------------
+    def update(self, schedule: Schedule) -> list[Request]:
+        """Book a step that was computed; returns the requests that have caught up, in the step's order."""
+        caught_up = []
+        for request, count in schedule.num_tokens.items():
+            request.num_computed_tokens += count
+            assert request.num_computed_tokens <= request.num_tokens, request.request_id
+            if request.num_computed_tokens == request.num_tokens:
+                caught_up.append(request)
+        return caught_up
+
+    def append(self, request: Request, token_id: int) -> None:
+        """Add a request's next token."""
+        assert len(request.output_token_ids) < request.max_output_tokens, request.request_id
+        request.output_token_ids.append(token_id)
+
+    def finish(self, request: Request) -> None:
+        """End a request, wherever it stands, and free its blocks."""
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._release(request)
+        request.move_to(RequestState.FINISHED)
+
+    def _release(self, request: Request) -> None:
+        self.pool.free(request.block_ids)
+        request.block_ids.clear()
+
+    def _missing_blocks(self, request: Request, num_tokens: int) -> int:
+        return max(blocks_for(num_tokens, self.limits.block_size) - len(request.block_ids), 0)
+
+    def _full_blocks(self, request: Request) -> int:
+        # the last token is drawn and never computed
+        longest = len(request.prompt_token_ids) + max(request.max_output_tokens - 1, 0)
+        return blocks_for(longest, self.limits.block_size)
+
+
+def check_token_ids(token_ids: object, vocab_size: int) -> None:
+    """Raise RequestError unless these are one or more ids of the vocabulary."""
+    assert isinstance(token_ids, list | tuple), type(token_ids)
+    if not token_ids:
+        raise RequestError("the prompt is empty: give it at least one token", param="prompt", code="empty_prompt")
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise RequestError(f"token id {token_id!r} is not an integer", param="prompt")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param="prompt")

@@ -1,0 +1,372 @@
+"""The Python API: `LLM` and `AsyncLLM`. One prompt or many go through the one scheduler, as the server's do."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from itertools import count
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.lifecycle.loop import EngineLoop, Sink
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, Request
+from pocketllm.engine.lifecycle.result import Collector, GenerationResult
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.load import Engine, Progress, load_engine
+from pocketllm.engine.options import resolve_options
+from pocketllm.errors import QueueFullError, RequestError
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+_request_numbers = count(1)
+
+
+class _Prompts:
+    """From what a user gives to requests; shared by both APIs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """A text through the tokenizer (special tokens added, none parsed), or token ids as they are."""
+        if isinstance(prompt, str):
+            return self.engine.tokenizer.encode(prompt)
+        return [int(token_id) for token_id in prompt]
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation through the checkpoint's chat template: the ids that the server would run."""
+        template = self.engine.chat_template
+        if template is None:
+            raise RequestError(
+                f"{self.engine.model_name} has no chat template: give it a plain prompt", param="messages"
+            )
+        return self.engine.tokenizer.encode_rendered(template.render(list(messages)))
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        wants_prompt_logits: bool = False,
+    ) -> Request:
+        """One request; its id is made up when none is given."""
+        return Request(
+            request_id or f"local-{next(_request_numbers)}",
+            self.token_ids(prompt),
+            params,
+            wants_prompt_logits=wants_prompt_logits,
+        )
+
+    def requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        """A request for each prompt, all with the same parameters or each with its own.
+
+        Raises RequestError when one of them can never be served.
+        """
+        items = many(prompts)
+        if isinstance(params, SamplingParams) or params is None:
+            params = [params or SamplingParams()] * len(items)
+        if len(params) != len(items):
+            raise RequestError(f"{len(items)} prompts and {len(params)} sampling parameters", param="params")
+        requests = [self.request(prompt, one) for prompt, one in zip(items, params, strict=True)]
+        for request in requests:
+            self.engine.loop.check(request)
+        return requests
+
+    def collectors(self, requests: Sequence[Request]) -> dict[str, Collector]:
+        """One for each request, by its id."""
+        return {request.request_id: Collector(request, self.engine.load_s) for request in requests}
+
+
+def many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a text, or token ids) as a list of one; several as they are."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if all(isinstance(item, int | np.integer) for item in prompts) and len(prompts):
+        return [prompts]  # type: ignore[list-item]  # mypy cannot see that all items are ints
+    return list(prompts)  # type: ignore[arg-type]  # ... nor that none is
+
+
+def many_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation as a list of one; several as they are."""
+    if all(isinstance(item, Mapping) for item in messages):
+        return [messages]  # type: ignore[list-item]  # mypy cannot see that all items are messages
+    return list(messages)  # type: ignore[arg-type]  # ... nor that none is
+
+
+class LLM:
+    """A loaded model, used from one process without a server.
+
+        with LLM(model="smollm2-135m") as llm:
+            [result] = llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0))
+
+    options: any field of EngineOptions. Methods may be called from several threads; their requests share the steps.
+    Ctrl-C takes effect between two steps, and cancels what the interrupted call had submitted.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
+        self._start(load_engine(resolve_options({"model": model, **options}), progress))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "LLM":
+        """Over an engine that is loaded already; closing this closes it."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: Engine) -> None:
+        self.engine = engine
+        self._prompts = _Prompts(engine)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> list[GenerationResult]:
+        """Continue each prompt; results in the order of the prompts, which share steps as the scheduler lets them.
+
+        on_event: called with each event between steps. Raises RequestError, before anything runs, when one of the
+        prompts cannot be served.
+        """
+        requests = self._prompts.requests(prompts, params)
+        collectors = self._prompts.collectors(requests)
+        with closing(self._events(requests)) as events:
+            for event in events:
+                collectors[event.request_id].take(event)
+                if on_event is not None:
+                    on_event(event)
+        return [collector.result() for collector in collectors.values()]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationResult]:
+        """Answer a conversation, or each of several; the token ids are the server's."""
+        return self.generate([self.chat_token_ids(one) for one in many_conversations(messages)], params)
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt as the token ids that `generate` would run."""
+        return self._prompts.token_ids(prompt)
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation as the token ids that `chat` would run."""
+        return self._prompts.chat_token_ids(messages)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> Generator[Event, None, None]:
+        """Events of one prompt as they happen; the last is its FinishEvent. Leaving the iterator cancels it."""
+        request = self._prompts.request(prompt, params or SamplingParams(), request_id)
+        self.engine.loop.check(request)
+        return self._events([request])
+
+    def prompt_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
+        """Logits at every position of a prompt: [prompt tokens, vocab]; row i tells what follows token i."""
+        request = self._prompts.request(prompt, SamplingParams(), wants_prompt_logits=True)
+        for event in self._events([request]):
+            if isinstance(event, FinishEvent):
+                return finished_logits(event)
+        raise AssertionError("the terminal event did not come")
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request before the next step, from any thread or a signal handler; False when it is not running."""
+        return self.engine.loop.cancel(request_id)
+
+    def cancel_all(self) -> None:
+        """End every request before the next step, from any thread or a signal handler."""
+        self.engine.loop.cancel_all()
+
+    def close(self) -> None:
+        """Cancel what runs and free the model."""
+        self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _events(self, requests: list[Request]) -> Generator[Event, None, None]:
+        """Submit as the queue takes them, and yield events until each request has had its last."""
+        loop, events = self.engine.loop, SimpleQueue[Event]()
+        ahead, in_flight = list(reversed(requests)), set[str]()
+        try:
+            while ahead or in_flight:
+                submit_some(loop, ahead, in_flight, events.put)
+                for event in next_events(loop, events):
+                    if isinstance(event, FinishEvent):
+                        in_flight.discard(event.request_id)
+                    yield event
+        finally:
+            for request_id in in_flight:
+                loop.cancel(request_id)
+            while in_flight:
+                in_flight -= {event.request_id for event in next_events(loop, events) if isinstance(event, FinishEvent)}
+
+
+def submit_some(loop: EngineLoop, ahead: list[Request], in_flight: set[str], sink: Sink) -> None:
+    """Submit from the end of `ahead` until the queue is full; raises QueueFullError only if nothing of ours runs."""
+    while ahead:
+        try:
+            loop.submit(ahead[-1], sink)
+        except QueueFullError:
+            if not in_flight:
+                raise
+            return
+        in_flight.add(ahead.pop().request_id)
+
+
+def next_events(loop: EngineLoop, events: "SimpleQueue[Event]") -> list[Event]:
+    """Events that have come; when there are none, a step is taken, or waited for if the loop has its own thread."""
+    if events.empty():
+        if loop.is_running:
+            try:
+                return [events.get(timeout=0.1)]
+            except Empty:
+                return []
+        step_uninterrupted(loop)
+    got = []
+    while not events.empty():
+        got.append(events.get())
+    return got
+
+
+def step_uninterrupted(loop: EngineLoop) -> None:
+    """One step; ctrl-C during it is handled right after it, a second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        loop.step()
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        loop.step()
+        return
+    pressed: list[FrameType | None] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        pressed.append(frame)
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        loop.step()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if pressed:
+        previous(signal.SIGINT, pressed[0])
+
+
+def finished_logits(event: FinishEvent) -> npt.NDArray[np.float32]:
+    """Prompt logits of a request that was scored; raises when it did not get that far."""
+    if event.prompt_logits is None:
+        raise RuntimeError(f"scoring ended early ({event.reason.value}): {event.error or 'cancelled'}")
+    return event.prompt_logits
+
+
+class AsyncLLM:
+    """`LLM` for asyncio: the loop has a thread of its own, and requests of many tasks share its steps.
+
+    Cancelling a task that awaits a result, or leaving a stream, cancels its request.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
+        self._start(load_engine(resolve_options({"model": model, **options}), progress))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "AsyncLLM":
+        """Over an engine that is loaded already; closing this closes it."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: Engine) -> None:
+        self.engine = engine
+        self._prompts = _Prompts(engine)
+        engine.loop.start()
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationResult]:
+        """Continue each prompt; results in the order of the prompts."""
+        requests = self._prompts.requests(prompts, params)
+        collectors = self._prompts.collectors(requests)
+        async with aclosing(self._events(requests)) as events:
+            async for event in events:
+                collectors[event.request_id].take(event)
+        return [collector.result() for collector in collectors.values()]
+
+    async def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationResult]:
+        """Answer a conversation, or each of several."""
+        return await self.generate([self.chat_token_ids(one) for one in many_conversations(messages)], params)
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt as the token ids that `generate` would run."""
+        return self._prompts.token_ids(prompt)
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation as the token ids that `chat` would run."""
+        return self._prompts.chat_token_ids(messages)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Events of one prompt as they happen; the last is its FinishEvent. Leaving the iterator cancels it."""
+        request = self._prompts.request(prompt, params or SamplingParams(), request_id)
+        self.engine.loop.check(request)
+        return self._events([request])
+
+    async def prompt_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
+        """Logits at every position of a prompt: [prompt tokens, vocab]."""
+        request = self._prompts.request(prompt, SamplingParams(), wants_prompt_logits=True)
+        async with aclosing(self._events([request])) as events:
+            async for event in events:
+                if isinstance(event, FinishEvent):
+                    return finished_logits(event)
+        raise AssertionError("the terminal event did not come")
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request before the next step; False when it is not running."""
+        return self.engine.loop.cancel(request_id)
+
+    async def close(self) -> None:
+        """Cancel what runs and free the model."""
+        await asyncio.to_thread(self.engine.close)
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _events(self, requests: list[Request]) -> AsyncGenerator[Event, None]:
+        loop, here, events = self.engine.loop, asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def sink(event: Event) -> None:
+            here.call_soon_threadsafe(events.put_nowait, event)
+
+        ahead, in_flight = list(reversed(requests)), set[str]()
+        try:
+            while ahead or in_flight:
+                submit_some(loop, ahead, in_flight, sink)
+                event = await events.get()
+                if isinstance(event, FinishEvent):
+                    in_flight.discard(event.request_id)
+                yield event
+        finally:
+            for request_id in in_flight:
+                loop.cancel(request_id)

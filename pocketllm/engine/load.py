@@ -1,0 +1,134 @@
+"""The composition root: from options to an engine that runs. The only file that names every part."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pocketllm.engine.backends import select
+from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.lifecycle.loop import EngineLoop
+from pocketllm.engine.lifecycle.runner import Runner
+from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.models.contract import Model, ModelFamily
+from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.options import SWITCHABLE, EngineOptions
+from pocketllm.engine.plan import EnginePlan, gib, make_plan
+from pocketllm.engine.text.chat_template import ChatTemplate
+from pocketllm.engine.text.tokenizer import Tokenizer
+from pocketllm.engine.weights import catalog
+from pocketllm.engine.weights.checkpoint import Checkpoint, open_checkpoint
+from pocketllm.errors import OptionError
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Engine:
+    """A loaded model with its text side and its loop. Close it, or use it as a context manager."""
+
+    options: EngineOptions
+    plan: EnginePlan
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    checkpoint: Checkpoint
+    model: Model
+    model_name: str
+    backend: select.Backend
+    load_s: float
+    """From the options to a loop that takes requests."""
+    loop: EngineLoop = field(init=False)
+    owns_checkpoint: bool = True
+
+    def __post_init__(self) -> None:
+        self.loop = self._new_loop()
+
+    def _new_loop(self) -> EngineLoop:
+        spec, limits, ops = self.model.kv_spec, self.plan.limits, self.backend.ops
+        cache = ops.new_kv_cache(
+            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, limits.num_blocks, limits.block_size
+        )
+        runner = Runner(self.model, cache, limits.block_size, ops.take)
+        return EngineLoop(Scheduler(limits, self.model.vocab_size), runner, self.tokenizer)
+
+    def sibling(self, **switchable: Any) -> "Engine":
+        """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.
+
+        Raises OptionError for an option that is not one of `options.SWITCHABLE`. Close it before this one.
+        """
+        unknown = sorted(set(switchable) - SWITCHABLE)
+        if unknown:
+            raise OptionError(
+                f"{unknown[0]} cannot be switched in a loaded engine; these can: {', '.join(sorted(SWITCHABLE))}"
+            )
+        start_s = time.perf_counter()
+        sources = {**self.options.sources, **dict.fromkeys(switchable, "sibling")}
+        options = replace(self.options, **switchable, sources=sources)
+        # the same cache size, or an arm would differ in more than its option
+        sized = replace(options, kv_cache_bytes=self.plan.kv_bytes, max_model_len=self.plan.limits.max_model_len)
+        plan = make_plan(
+            sized, find_family(self.plan.architecture), self.backend.capability, self.checkpoint, model=self.model_name
+        )
+        plan = replace(
+            plan, options=options.as_dict(), notes=(*plan.notes, "shares the loaded weights of another engine")
+        )
+        engine = replace(self, options=options, plan=plan, owns_checkpoint=False)
+        engine.load_s = time.perf_counter() - start_s
+        return engine
+
+    def close(self) -> None:
+        """Cancel what runs and let go of the checkpoint."""
+        self.loop.stop()
+        if self.owns_checkpoint:
+            self.checkpoint.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """Resolve, open, plan, and only then read the weights. progress: called with one line at a time."""
+    tell = progress or (lambda line: None)
+    start_s = time.perf_counter()
+    path = catalog.resolve_model(options.model, progress)
+    checkpoint = open_checkpoint(path)
+    try:
+        name = catalog.catalog_name(path) or path.stem
+        backend = select.select_backend(options.backend, options.threads)
+        family = family_or_reason(checkpoint.architecture)
+        notes = backend_notes(options, backend.capability)
+        plan = make_plan(options, family, backend.capability, checkpoint, model=name, notes=notes)
+        assert not isinstance(family, str)  # make_plan has refused
+        tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {plan.device_name}")
+        tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+        template = ChatTemplate.from_metadata(checkpoint.metadata)
+        model = family.load(checkpoint, backend.ops, plan.limits.max_model_len)
+        engine = Engine(options, plan, tokenizer, template, checkpoint, model, name, backend, load_s=0.0)
+    except BaseException:
+        checkpoint.close()
+        raise
+    engine.load_s = time.perf_counter() - start_s
+    for note in plan.notes:
+        tell(f"note: {note}")
+    tell(f"ready in {engine.load_s:.1f} s")
+    return engine
+
+
+def family_or_reason(architecture: str) -> ModelFamily | str:
+    """The family of an architecture, or the sentence that says which ones there are."""
+    try:
+        return find_family(architecture)
+    except LookupError as error:
+        return str(error.args[0])
+
+
+def backend_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:
+    """Why `auto` chose what it chose."""
+    if options.backend != "auto":
+        return []
+    others = [f"{bid.name}: {bid.reason}" for bid in select.bids() if bid.capability is None]
+    because = f" ({'; '.join(others)})" if others else ""
+    return [f"backend auto chose {capability.name}{because}"]

@@ -1,0 +1,250 @@
+"""What will run, decided from the checkpoint's header before a weight is read, or every reason why it cannot.
+
+This is the only place that says no to a configuration; the scheduler, the server, `check` and every record read the
+plan. Nothing here is clamped: a value the user gave is kept or refused, and a value left open is resolved and shown.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.models.contract import Checkpoint, ModelFamily
+from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import UnsupportedFeatureError
+
+DEFAULT_KV_BYTES = 1 << 30
+PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the scheduler works within."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    block_size: int
+    num_blocks: int
+    watermark: float
+    reserve: float
+    max_queued_requests: int
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One configuration that runs: what was asked, what it became, and what it costs."""
+
+    model: str
+    architecture: str
+    quant_types: Mapping[str, Mapping[str, int]]
+    """Tensors and bytes by GGUF type name."""
+    backend: str
+    device: str
+    device_name: str
+    numerics_version: str
+    batch_invariant_width: int
+    context_length: int
+    """Longest context the checkpoint was made for."""
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    limits: Limits
+    notes: tuple[str, ...]
+    options: Mapping[str, Any]
+    sources: Mapping[str, str]
+    """Where each option came from: flag, environment, file or default."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; the limits stand beside the rest."""
+        values = asdict(self)
+        limits: dict[str, Any] = values.pop("limits")
+        return {**values, **limits, "notes": list(self.notes)}
+
+
+def make_plan(
+    options: EngineOptions,
+    family: ModelFamily | str,
+    capability: BackendCapability,
+    checkpoint: Checkpoint,
+    *,
+    model: str | None = None,
+    notes: Sequence[str] = (),
+) -> EnginePlan:
+    """Merge options, family, backend and header into a plan.
+
+    family: the family, or the sentence that says why there is none. Raises UnsupportedFeatureError with all reasons.
+    """
+    model = model or options.model
+    architecture = str(checkpoint.metadata.get("general.architecture", "unknown"))
+    reasons = unreadable_tensors(checkpoint, capability)
+    if isinstance(family, str):
+        raise UnsupportedFeatureError(f"cannot run {model} ({architecture})", [family, *reasons])
+    reasons = [*family.unmet(checkpoint), *reasons, *unmet_capabilities(options, family, capability)]
+    if reasons:
+        raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
+
+    context = family.context_length(checkpoint.metadata)
+    per_token = family.kv_spec(checkpoint.metadata).bytes_per_token(capability.kv_element_bytes)
+    weights = weights_bytes(checkpoint, capability)
+    memory = plan_memory(options, context, per_token, weights, capability.memory_bytes)
+    if memory.reasons:
+        raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
+    return EnginePlan(
+        model=model,
+        architecture=architecture,
+        quant_types=histogram(checkpoint),
+        backend=capability.name,
+        device=capability.device,
+        device_name=capability.device_name,
+        numerics_version=capability.numerics_version,
+        batch_invariant_width=capability.batch_invariant_width,
+        context_length=context,
+        weights_bytes=weights,
+        kv_bytes_per_token=per_token,
+        kv_bytes=memory.num_blocks * options.block_size * per_token,
+        limits=Limits(
+            max_model_len=memory.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            prefill_chunk=options.prefill_chunk,
+            block_size=options.block_size,
+            num_blocks=memory.num_blocks,
+            watermark=options.watermark,
+            reserve=options.reserve,
+            max_queued_requests=options.max_queued_requests,
+        ),
+        notes=(*notes, *memory.notes, *width_notes(options, capability)),
+        options=options.as_dict(),
+        sources=dict(options.sources),
+    )
+
+
+# -- reasons ---------------------------------------------------------------------------------------------------------
+def unreadable_tensors(checkpoint: Checkpoint, capability: BackendCapability) -> list[str]:
+    """One reason for each quant type that the backend cannot keep, with an example of a tensor that has it."""
+    examples: dict[str, list[str]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        is_readable = tensor.quant_type in capability.quant_types
+        if len(tensor.shape) < 2:
+            is_readable = is_readable or tensor.quant_type in PLAIN_TYPES
+        if not is_readable:
+            examples.setdefault(tensor.quant_type, []).append(name)
+    return [
+        f"backend {capability.name} cannot decode quant type {quant_type} ({len(names)} tensors, such as {names[0]}); "
+        f"it decodes {', '.join(sorted(capability.quant_types))}"
+        for quant_type, names in sorted(examples.items())
+    ]
+
+
+def unmet_capabilities(options: EngineOptions, family: ModelFamily, capability: BackendCapability) -> list[str]:
+    """What the options and the family need and the backend, or the family, does not have."""
+    reasons = [
+        f"backend {capability.name} has no op {op}, which family {family.architecture} needs"
+        for op in sorted(family.capability.required_ops - capability.ops)
+    ]
+    width = family.capability.max_num_seqs
+    if width is not None and options.max_num_seqs > width:
+        reasons.append(
+            f"family {family.architecture} runs at most {width} requests in a step, and max_num_seqs is "
+            f"{options.max_num_seqs}: set --max-num-seqs {width}"
+        )
+    if not family.capability.supports_chunked_prefill and options.prefill_chunk < options.max_num_batched_tokens:
+        reasons.append(
+            f"family {family.architecture} cannot split a prompt: set --prefill-chunk {options.max_num_batched_tokens}"
+        )
+    return reasons
+
+
+def width_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:
+    """What the reader of a plan should know about exactness, beyond the numbers."""
+    if options.max_num_batched_tokens <= capability.batch_invariant_width:
+        return []
+    return [
+        f"steps may have {options.max_num_batched_tokens} rows, and backend {capability.name} promises results "
+        f"independent of neighbors up to {capability.batch_invariant_width}"
+    ]
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Context and cache size, or the reasons why they cannot be had."""
+
+    max_model_len: int
+    num_blocks: int
+    notes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def plan_memory(
+    options: EngineOptions, context: int, bytes_per_token: int, weights: int, available: int | None
+) -> MemoryPlan:
+    """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it."""
+    length = options.max_model_len or context
+    reasons = []
+    if length > context:
+        reasons.append(
+            f"max_model_len={length} is longer than the checkpoint's context of {context} tokens: lower --max-model-len"
+        )
+    block_bytes = options.block_size * bytes_per_token
+    blocks_per_request = -(-length // options.block_size)
+    one_request = blocks_per_request * block_bytes
+    room = None if available is None else available - weights
+    if options.kv_cache_bytes is not None:
+        num_blocks = options.kv_cache_bytes // block_bytes
+        if num_blocks < blocks_per_request:
+            reasons.append(
+                f"kv_cache_bytes={options.kv_cache_bytes} holds {num_blocks * options.block_size} tokens, fewer than "
+                f"one request of max_model_len={length}: give {one_request} bytes or lower --max-model-len"
+            )
+    else:
+        wanted = options.max_num_seqs * one_request
+        budget = min(wanted, DEFAULT_KV_BYTES) if room is None else min(wanted, DEFAULT_KV_BYTES, max(room, 0))
+        num_blocks = max(budget // block_bytes, blocks_per_request)
+    needed = weights + num_blocks * block_bytes
+    if available is not None and needed > available:
+        fitting = max(available - weights, 0) // block_bytes * options.block_size
+        advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
+        reasons.append(
+            f"weights and cache need {gib(needed)} ({gib(weights)} + {gib(needed - weights)} for {length} tokens) of "
+            f"{gib(available)} available: {advice}"
+        )
+    notes = []
+    num_full = num_blocks // blocks_per_request
+    if not reasons and num_full < options.max_num_seqs:
+        notes.append(
+            f"the cache holds {num_full} requests of max_model_len={length} at once, not max_num_seqs="
+            f"{options.max_num_seqs}; shorter ones share it"
+        )
+    return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons))
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people.
+
+    >>> gib(3 << 29)
+    '1.50 GiB'
+    """
+    return f"{num_bytes / (1 << 30):.2f} GiB"
+
+
+def weights_bytes(checkpoint: Checkpoint, capability: BackendCapability) -> int:
+    """Bytes the weights take once the backend has loaded them."""
+    total = 0.0
+    for tensor in checkpoint.tensors.values():
+        per_element = capability.weight_bytes_per_element
+        total += tensor.num_bytes if per_element is None else prod(tensor.shape) * per_element
+    return int(total)
+
+
+def histogram(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """Tensors and bytes by quant type."""
+    result: dict[str, dict[str, int]] = {}
+    for tensor in checkpoint.tensors.values():
+        entry = result.setdefault(tensor.quant_type, {"tensors": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += tensor.num_bytes
+    return dict(sorted(result.items()))
