@@ -1,0 +1,217 @@
+"""Between a run and its record: rows of samples, the run document, and what past null arms say."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pocketllm.bench import stats
+from pocketllm.bench.analysis import Analysis, Question, Result
+from pocketllm.bench.arm import CLAIMS, Arm, Role
+from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
+from pocketllm.bench.schedule import Fitted, Slot
+from pocketllm.bench.targets.contract import Ask, Sample
+from pocketllm.bench.targets.rig import Rig
+from pocketllm.bench.verdict import Word
+
+RULES_VERSION = 1
+"""Version of the estimator, the verdict rules and the validity rules together."""
+
+
+def row_of(arm: Arm, slot: Slot | None, phase: str, number: int, ask: Ask, sample: Sample) -> dict[str, Any]:
+    """One request as a row of the record."""
+    place: dict[str, Any] = {}
+    if slot is not None:
+        place = {
+            "superblock": slot.superblock,
+            "block": slot.block,
+            "slot": slot.index,
+            "position": slot.position,
+            "prev_arm": slot.prev_arm,
+        }
+    return {
+        "arm": arm.name,
+        "arm_role": arm.role.value,
+        "arm_sha256": config_sha256(arm),
+        "start": 0,
+        **place,
+        "phase": phase,
+        "request": number,
+        "prompt_id": ask.prompt_id,
+        "prompt_sha256": ids_sha256(ask.prompt_token_ids),
+        "n_prompt": sample.n_prompt,
+        "n_cached": sample.n_cached,
+        "n_out": sample.n_out,
+        "t_sched_ns": sample.t_sched_ns,
+        "t_send_ns": sample.t_send_ns,
+        "t_first_ns": sample.t_first_ns,
+        "t_first_content_ns": sample.t_first_content_ns,
+        "t_last_ns": sample.t_last_ns,
+        "chunk_t_ns": sample.chunk_t_ns,
+        "chunk_ntok": sample.chunk_ntok,
+        "srv_prefill_s": sample.srv_prefill_s,
+        "srv_decode_s": sample.srv_decode_s,
+        "srv_queue_s": sample.srv_queue_s,
+        "finish": sample.finish,
+        "http_status": sample.http_status,
+        "error": sample.error,
+        "out_ids_sha256": ids_sha256(sample.out_ids) if sample.out_ids else None,
+    }
+
+
+def config_sha256(arm: Arm) -> str:
+    """Digest of what makes an arm differ, whatever it is called."""
+    return hashlib.sha256(json.dumps([dict(arm.options), arm.url], sort_keys=True).encode()).hexdigest()
+
+
+def start_document(
+    question: Question, rig: Rig, fitted: Fitted, seed: int, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The run document as far as it is known before the first slot."""
+    scenario, arm_set = question.scenario, question.arm_set
+    return {
+        "device_class": rig.device_class,
+        "model": dict(rig.model),
+        "scenario": scenario.name,
+        "isolation": arm_set.isolation.value,
+        "claim": CLAIMS[arm_set.isolation],
+        "arms": [arm_entry(arm, rig) | {"isolation": arm_set.isolation.value} for arm in arm_set.arms],
+        "plan": dict(rig.targets[arm_set.baseline.name].describe().get("plan") or {}),
+        "schedule": [[slot.arm for slot in question.slots if slot.block == block] for block in range(question.blocks)],
+        "seed": seed,
+        "margin": dict(question.margins),
+        "rules_version": RULES_VERSION,
+        "workload": {
+            "n_prompt": scenario.n_prompt,
+            "n_out": scenario.n_out,
+            "concurrency": 1,
+            "requests_per_slot": fitted.requests,
+            "burnin": fitted.burnin,
+            "about": scenario.about,
+            "prompts": "generated text, salted per request",
+            "generator_version": GENERATOR_VERSION,
+            "sampling": "greedy, past any end token",
+        },
+        "options": dict(arguments),
+        "served": rig.served,
+    }
+
+
+def arm_entry(arm: Arm, rig: Rig) -> dict[str, Any]:
+    """One arm as the run document tells it."""
+    facts = dict(rig.targets[arm.name].describe())
+    return {
+        "name": arm.name,
+        "role": arm.role.value,
+        "target": rig.targets[arm.name].kind,
+        "options": dict(arm.options),
+        "config_sha256": config_sha256(arm),
+        "plan": facts.pop("plan", None),
+        **facts,
+    }
+
+
+def end_document(question: Question, analysis: Analysis, wall_s: float, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """What is known once the last slot has ended."""
+    return {
+        "checks": [
+            {"code": check.code, "severity": check.severity.value, "value": check.value, "detail": check.detail}
+            for check in analysis.checks
+        ],
+        "results": [result_entry(question, result) for result in analysis.results],
+        "medians": {metric: dict(values) for metric, values in analysis.medians.items()},
+        "valid": analysis.valid,
+        "null_valid": analysis.null_valid,
+        "valid_blocks": len(analysis.valid_blocks),
+        "blocks": question.blocks,
+        "wall_s": wall_s,
+        "notes": list(notes),
+    }
+
+
+def result_entry(question: Question, result: Result) -> dict[str, Any]:
+    """One contrast: `ratio` is a time ratio with its 95 % interval, `estimate` its logarithm."""
+    fit, k = result.fit, len(question.arm_set.arms)
+    low, high = (float(end) for end in fit.interval())
+    sd = float(fit.sd)
+    return {
+        "metric": result.metric,
+        "arm": result.arm,
+        "role": result.role.value,
+        "unit": "s/token",
+        "n": fit.n,
+        "ratio": math.exp(float(fit.estimate)),
+        "low": math.exp(low),
+        "high": math.exp(high),
+        "estimate": float(fit.estimate),
+        "se": float(fit.se),
+        "df": fit.df,
+        "sd": sd,
+        "p_holm": result.adjusted_p,
+        "robust": [math.exp(value) if math.isfinite(value) else None for value in result.robust],
+        "floor": None if result.floor is None else math.expm1(result.floor.value),
+        "floor_source": None if result.floor is None else result.floor.source,
+        "margin": result.margin,
+        "mde": stats.minimum_detectable_effect(sd, fit.n, fit.df),
+        "blocks_to_resolve": stats.blocks_to_resolve(sd, result.margin, k),
+        "primary": result.metric in question.scenario.primary,
+        "verdict": None if result.verdict is None else result.verdict.word.value,
+        "reason": None if result.verdict is None else result.verdict.reason,
+        "outlying_blocks": result.num_outliers,
+        "flips_without_outliers": result.flips,
+    }
+
+
+def null_history(
+    directories: Sequence[Path], key: Mapping[str, Any], hard: Mapping[str, Any]
+) -> dict[str, list[float]]:
+    """ln ratios of past null arms by metric: same hard machine facts, scenario, isolation, lengths and n.
+
+    `key` holds scenario, isolation, blocks, target and workload lengths; a record that cannot be read is passed over.
+    """
+    from pocketllm.evidence.store import list_records
+
+    found: dict[str, list[float]] = {}
+    for record in list_records(directories, kind="bench", on_problem=lambda problem: None):
+        document = record.document
+        if not record.complete or document.get("machine", {}).get("hard") != hard or history_key(document) != key:
+            continue
+        for result in document.get("results", []):
+            if result.get("role") == Role.NULL.value and isinstance(result.get("estimate"), float):
+                found.setdefault(str(result["metric"]), []).append(float(result["estimate"]))
+    return found
+
+
+def history_key(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal for a past null arm to say something about this run."""
+    workload = document.get("workload") or {}
+    arms = document.get("arms") or [{}]
+    return {
+        "scenario": document.get("scenario"),
+        "isolation": document.get("isolation"),
+        "blocks": len(document.get("schedule") or ()),
+        "target": arms[0].get("target"),
+        **{name: workload.get(name) for name in ("n_prompt", "n_out", "requests_per_slot")},
+        "model": (document.get("model") or {}).get("sha256"),
+    }
+
+
+def seconds_per_slot(document: Mapping[str, Any], scenario: str, lengths: Mapping[str, int]) -> float | None:
+    """What a slot took in a recorded run of this scenario and these lengths; None when it is another."""
+    workload = document.get("workload") or {}
+    same = document.get("scenario") == scenario and all(workload.get(key) == value for key, value in lengths.items())
+    num_slots = sum(len(row) for row in document.get("schedule") or ())
+    wall_s = document.get("wall_s")
+    return wall_s / num_slots if same and num_slots and isinstance(wall_s, int | float) else None
+
+
+def judged_words(document: Mapping[str, Any]) -> list[tuple[Word, float, float]]:
+    """(word, upper end of the time ratio − 1, margin) of every judged contrast, as `verdict.exit_code` reads them."""
+    words = [
+        (Word(result["verdict"]), result["high"] - 1.0, result["margin"])
+        for result in document["results"]
+        if result["verdict"] is not None
+    ]
+    return words if document["valid"] else [(Word.INVALID, math.inf, 0.0)]

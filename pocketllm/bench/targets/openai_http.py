@@ -1,0 +1,256 @@
+"""Any OpenAI-compatible server by URL: ours, llama-server, vLLM, … asked through `/v1/completions`, streamed.
+
+A dialect holds the few extensions that make an answer's length fixed and its tokens countable; a server that is not
+known is asked in plain OpenAI, and what it cannot show is absent from the sample.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pocketllm.bench.targets.contract import Ask, Sample
+from pocketllm.errors import NotJudgedError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_S = 5.0
+READ_S = 300.0
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a kind of server understands besides plain OpenAI, recognized by `owned_by` in its model list."""
+
+    name: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = Dialect("openai-compatible")
+DIALECTS = {
+    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}),
+    # cache_prompt off: its slots otherwise keep the last prompt; timings_per_token counts the tokens of each chunk
+    "llamacpp": Dialect("llama-server", {"ignore_eos": True, "cache_prompt": False, "timings_per_token": True}),
+    "vllm": Dialect("vllm", {"ignore_eos": True, "return_token_ids": True}),
+    "sglang": Dialect("sglang", {"ignore_eos": True}),
+}
+
+
+class OpenAIHTTPTarget:
+    """One endpoint. Raises NotJudgedError when it cannot be reached or lists no model."""
+
+    kind = "openai_http"
+
+    def __init__(self, url: str) -> None:
+        import httpx
+
+        self.url = url
+        loopback = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+        # a proxy of the environment has no business between us and our own machine
+        self.client = httpx.Client(
+            base_url=url, timeout=httpx.Timeout(READ_S, connect=CONNECT_S), trust_env=not loopback
+        )
+        self.sends_token_ids = True
+        self._in_flight = 0
+        self.entry = self.model_entry()
+        self.model = str(self.entry["id"])
+        self.dialect = DIALECTS.get(str(self.entry.get("owned_by", "")).lower(), PLAIN)
+
+    def model_entry(self) -> dict[str, Any]:
+        """The first entry of the server's model list."""
+        import httpx
+
+        try:
+            answer = self.client.get("/v1/models")
+            models = answer.json()["data"] if answer.status_code == 200 else None
+        except httpx.HTTPError as error:
+            raise NotJudgedError(f"{self.url} does not answer: {error}; is the server running?") from error
+        except (ValueError, KeyError, TypeError):
+            models = None
+        if not isinstance(models, list) or not models or not isinstance(models[0], dict) or "id" not in models[0]:
+            raise NotJudgedError(
+                f"{self.url}/v1/models lists no model: this is no OpenAI-compatible server, or not ready"
+            )
+        return dict(models[0])
+
+    @property
+    def is_ours(self) -> bool:
+        return self.dialect.name == "pocketllm"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request as it is sent."""
+        return {
+            "model": self.model,
+            "prompt": list(ask.prompt_token_ids) if self.sends_token_ids else ask.prompt_text,
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.dialect.extra,
+        }
+
+    def ask(self, ask: Ask) -> Sample:
+        """Stream one completion, stamping each read before it is parsed."""
+        import httpx
+
+        content = json.dumps(self.body(ask)).encode()
+        now = time.perf_counter_ns()
+        sample = Sample(t_sched_ns=now, t_send_ns=now, t_start_ns=now)
+        reader = StreamReader(sample)
+        self._in_flight += 1
+        try:
+            request = self.client.build_request(
+                "POST", "/v1/completions", content=content, headers={"content-type": "application/json"}
+            )
+            sample.t_send_ns = sample.t_start_ns = time.perf_counter_ns()
+            answer = self.client.send(request, stream=True)
+            try:
+                reader.read(answer)
+            finally:
+                answer.close()
+        except httpx.HTTPError as error:
+            sample.error = f"{type(error).__name__}: {error}"
+        finally:
+            self._in_flight -= 1
+        return sample
+
+    def probe(self, ask: Ask) -> Sample:
+        """A first request: token ids, and text where the server refuses those. NotJudgedError when it has neither."""
+        sample = self.ask(ask)
+        if sample.error is not None and sample.http_status in (400, 415, 422, 500, 501):
+            self.sends_token_ids = False
+            refusal = sample.error
+            sample = self.ask(ask)
+            if sample.error is not None:
+                raise NotJudgedError(f"{self.url} refuses a completion: {refusal}")
+        if sample.error is not None:
+            raise NotJudgedError(f"{self.url}: the first request failed: {sample.error}")
+        if sample.n_prompt is None:
+            raise NotJudgedError(f"{self.url} sends no usage in its stream: prompt and answer cannot be counted")
+        if sample.n_prompt != len(ask.prompt_token_ids):
+            raise NotJudgedError(
+                f"{self.url} made {sample.n_prompt} prompt tokens of {len(ask.prompt_token_ids)}: does it serve the "
+                "model that --model names?"
+            )
+        return sample
+
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def describe(self) -> Mapping[str, Any]:
+        plan = self.entry.get("plan")
+        facts = {
+            "served_by": self.dialect.name,
+            "url": self.url,
+            "model": self.model,
+            "prompt_as": "token ids" if self.sends_token_ids else "text",
+            "extensions": dict(self.dialect.extra),
+        }
+        return {**facts, "plan": plan} if isinstance(plan, dict) else facts
+
+    def fingerprint(self) -> str:
+        """Digest of the model list's entry, without the time it was made."""
+        entry = {key: value for key, value in self.model_entry().items() if key != "created"}
+        return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class StreamReader:
+    """Fills a sample from a server-sent event stream, wherever the transport cut it."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        self._buffer = b""
+        self._ids: list[int] = []
+        self._counted = 0
+        self._usage: dict[str, Any] = {}
+        self._timings: dict[str, Any] = {}
+
+    def read(self, answer: "httpx.Response") -> None:
+        """The whole answer, to its end; errors land in the sample."""
+        self.sample.http_status = answer.status_code
+        if answer.status_code != 200:
+            self.sample.error = f"HTTP {answer.status_code}: {message_of(answer.read())}"
+            return
+        for piece in answer.iter_bytes():
+            stamp = time.perf_counter_ns()
+            for event in self.events(piece):
+                self.take(event, stamp)
+        self.close()
+
+    def events(self, piece: bytes) -> Iterator[dict[str, Any]]:
+        """JSON events completed by this piece; comments and `[DONE]` are skipped."""
+        self._buffer += piece.replace(b"\r\n", b"\n")
+        *whole, self._buffer = self._buffer.split(b"\n\n")
+        for block in whole:
+            lines = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
+            data = b"\n".join(lines)
+            if not data or data == b"[DONE]":
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError:
+                self.sample.error = "an event of the stream is not JSON"
+                continue
+            if isinstance(event, dict):
+                yield event
+
+    def take(self, event: dict[str, Any], stamp: int) -> None:
+        """One event: an error, usage, timings, or tokens."""
+        if event.get("error"):
+            self.sample.error = message_of(json.dumps(event).encode())
+        self._usage = event.get("usage") or self._usage
+        self._timings = event.get("timings") or self._timings
+        for choice in event.get("choices") or []:
+            self.sample.finish = choice.get("finish_reason") or self.sample.finish
+            text, ids = choice.get("text") or "", choice.get("token_ids")
+            if self.sample.t_first_ns is None:
+                self.sample.t_first_ns = stamp
+            count = self.tokens_of(ids, event.get("timings"))
+            if text or count:
+                self.sample.out_text += text
+                self.sample.chunk_t_ns.append(stamp)
+                self.sample.chunk_ntok.append(count if count is not None else 1)
+
+    def tokens_of(self, ids: list[int] | None, timings: dict[str, Any] | None) -> int | None:
+        """How many tokens a chunk holds, from its ids or a running count; None when the server does not say."""
+        if ids is not None:
+            self._ids.extend(ids)
+            return len(ids)
+        if timings and isinstance(timings.get("predicted_n"), int):
+            before, self._counted = self._counted, int(timings["predicted_n"])
+            return max(self._counted - before, 0)
+        return None
+
+    def close(self) -> None:
+        """Settle counts once the stream has ended."""
+        sample, usage = self.sample, self._usage
+        sample.n_prompt = usage.get("prompt_tokens")
+        sample.n_out = usage.get("completion_tokens") or len(self._ids)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        sample.n_cached = cached if cached is not None else self._timings.get("cache_n")
+        sample.out_ids = tuple(self._ids) if self._ids else None
+        if isinstance(self._timings.get("prompt_ms"), int | float):
+            sample.srv_prefill_s = self._timings["prompt_ms"] / 1e3
+        if isinstance(self._timings.get("predicted_ms"), int | float):
+            sample.srv_decode_s = self._timings["predicted_ms"] / 1e3
+        if sum(sample.chunk_ntok) != sample.n_out:
+            # the counts do not add up to what the server billed: better none than wrong ones
+            sample.chunk_ntok = []
+        if sample.error is None and sample.finish is None:
+            sample.error = "the stream ended without a finish reason"
+
+
+def message_of(body: bytes) -> str:
+    """The message inside an OpenAI error body, or the body's beginning."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)[:300]
+    except (ValueError, KeyError, TypeError):
+        return body[:300].decode("utf-8", "replace").strip()

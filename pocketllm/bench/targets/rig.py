@@ -1,0 +1,93 @@
+"""The targets of one run, opened: an engine loaded once with a sibling loop an arm, or a client an endpoint."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pocketllm.bench.arm import ArmSet, Isolation
+from pocketllm.bench.targets.contract import Target
+
+if TYPE_CHECKING:
+    from pocketllm.engine.load import Engine
+    from pocketllm.engine.options import EngineOptions
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Rig:
+    """Targets by arm name, and what makes prompts for them. `engine` is set where it runs in this process."""
+
+    targets: Mapping[str, Target]
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    device_class: str = "cpu"
+    engine: "Engine | None" = None
+    served: bool = False
+    on_close: Callable[[], None] = lambda: None
+
+    def fingerprints(self) -> dict[str, str]:
+        return {name: target.fingerprint() for name, target in self.targets.items()}
+
+    def close(self) -> None:
+        for target in self.targets.values():
+            target.close()
+        self.on_close()
+
+
+def open_rig(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
+    """Load the engine, or reach the servers. Raises what they raise: PocketLLMError of some kind."""
+    match arm_set.isolation:
+        case Isolation.TOGGLE:
+            return open_engine(arm_set, options, say)
+        case Isolation.ATTACH:
+            return open_servers(arm_set, options, say)
+
+
+def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
+    """One set of weights; every arm, the baseline too, gets a loop made the same way."""
+    from pocketllm.bench.targets.engine import EngineTarget
+    from pocketllm.engine.load import load_engine
+    from pocketllm.golden.subject import model_document
+
+    engine = load_engine(options, say)
+    targets = {arm.name: EngineTarget(engine.sibling(**arm.options)) for arm in arm_set.arms}
+    tokenizer = engine.tokenizer
+    return Rig(
+        targets=targets,
+        encode=tokenizer.encode,
+        decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
+        model=model_document(engine.checkpoint),
+        device_class=device_class_of(engine.plan.as_dict()),
+        engine=engine,
+        on_close=engine.close,
+    )
+
+
+def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
+    """A client for each arm; prompts are made with the tokenizer of `--model`, read from its header alone."""
+    from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
+    from pocketllm.engine.text.tokenizer import Tokenizer
+    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from pocketllm.golden.subject import model_document
+
+    checkpoint = open_checkpoint(resolve_model(options.model, say))
+    tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+    targets = {arm.name: OpenAIHTTPTarget(arm.url) for arm in arm_set.arms if arm.url is not None}
+    baseline = targets[arm_set.baseline.name]
+    return Rig(
+        targets=targets,
+        encode=tokenizer.encode,
+        decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
+        model=model_document(checkpoint),
+        device_class=device_class_of(baseline.describe().get("plan") or {}),
+        served=baseline.is_ours,
+        on_close=checkpoint.close,
+    )
+
+
+def device_class_of(plan: Mapping[str, Any]) -> str:
+    """The device a plan names; a plan that names none, or no plan, ran on the CPU as far as we know."""
+    return str(plan.get("device") or "cpu")
