@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Ops, Tensor
 
@@ -50,6 +53,12 @@ class Checkpoint(Protocol):
     @property
     def tensors(self) -> Mapping[str, Any]:
         """Tensor descriptions by name; each has `name`, `shape` (row-major) and `quant_type`."""
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Raw bytes of a tensor; not read while a header alone is judged."""
+
+    def values(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor decoded to float32, in its shape."""
 
 
 class Model(Protocol):

@@ -1,0 +1,29 @@
+"""What a backend package is: a `device` module that bids for this machine and opens what it bid."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
+from pocketllm.engine.backends.api.device import DeviceFacts
+from pocketllm.engine.backends.api.ops import Ops
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One opened backend: what it declares, and its operations, bound once."""
+
+    capability: BackendCapability
+    ops: Ops
+
+
+class DeviceModule(Protocol):
+    """The module `device` of a vendor folder, or what an entry point of group `pocketllm.backends` names."""
+
+    RANK: int
+    """`auto` takes the highest rank among the backends that can run."""
+
+    def bid(self, facts: DeviceFacts) -> BackendBid:
+        """Say what would run here, or why nothing would; imports no heavy library."""
+
+    def open_backend(self, facts: DeviceFacts, threads: int | None) -> Backend:
+        """Set the device up and bind the operations. threads: CPU threads, None for all usable cores."""

@@ -1,0 +1,105 @@
+"""Paged causal attention in plain torch, one sequence at a time.
+
+The sums over keys are taken in tiles of TILE keys, first tile first, and keys past the end are zeros: so a query's
+result is the same to the bit however its prompt was chunked, and whatever other sequences the step holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.reference.rows import pad_rows
+
+TILE = 256
+"""Keys in one partial sum; part of the numerics version."""
+
+
+@dataclass
+class PagedCache:
+    """keys and values: one tensor a layer, [blocks, block_size, heads, dim], zeros at first."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """What attention needs of one sequence in a step, made once and used by every layer."""
+
+    first: int
+    last: int
+    """Its tokens in the flat batch: [first, last)."""
+    length: int
+    """Cached tokens after this step."""
+    blocks: Tensor
+    """Its cache blocks in order, [ceil(length / block_size)]."""
+    hidden: Tensor
+    """True where a query may not look, [queries, 1, keys]: keys are padded to whole tiles."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A batch, as tensors."""
+
+    batch: ForwardBatch
+    slots: Tensor
+    sequences: Sequence[SequencePlan]
+
+
+def plan_step(batch: ForwardBatch, block_size: int) -> StepPlan:
+    """Turn a batch's numpy into the tensors that its layers share."""
+    sequences = []
+    for row in range(batch.num_seqs):
+        first, last = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
+        length = int(batch.seq_lens[row])
+        keys = np.arange(-(-length // TILE) * TILE)
+        hidden = keys[None, None, :] > batch.positions[first:last, None, None]
+        blocks = batch.block_table[row, : -(-length // block_size)].astype(np.int64)
+        sequences.append(SequencePlan(first, last, length, torch.from_numpy(blocks), torch.from_numpy(hidden)))
+    return StepPlan(batch, torch.from_numpy(batch.slot_mapping), sequences)
+
+
+def gather(cache: Tensor, plan: SequencePlan) -> Tensor:
+    """One sequence's keys or values of one layer, zeros past its length: [heads, keys in whole tiles, dim]."""
+    _, _, heads, dim = cache.shape
+    rows = torch.zeros(plan.hidden.shape[-1], heads, dim)
+    rows[: plan.length] = cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.length]
+    return rows.transpose(0, 1)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: AttentionSpec) -> Tensor:
+    """softmax(q · kᵀ · scale) · v over the keys that are not hidden, in tiles.
+
+    q: [queries, heads * dim]; keys, values: [kv_heads, keys, dim]; query heads g, g+1, … share a key head.
+    """
+    queries = q.shape[0]
+    group = spec.num_heads // spec.num_kv_heads
+    by_head = q.view(queries, spec.num_kv_heads, group, spec.head_dim).transpose(0, 1)
+    by_head = pad_rows(by_head.reshape(spec.num_kv_heads, queries * group, spec.head_dim))
+    scores = torch.bmm(by_head, keys.transpose(1, 2)).mul_(spec.scale)
+    seen = scores[:, : queries * group].view(spec.num_kv_heads, queries, group, -1)
+    seen.masked_fill_(hidden, -torch.inf)
+    scores = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    dim = values.shape[-1]
+    total = scores.new_zeros(scores.shape[:2])
+    mixed = scores.new_zeros(*scores.shape[:2], dim)
+    for at in range(0, scores.shape[-1], TILE):
+        tile = scores[..., at : at + TILE]
+        total += tile.sum(-1)
+        mixed = torch.baddbmm(mixed, tile, values[:, at : at + TILE])
+    mixed /= total[..., None]
+    out = mixed[:, : queries * group].view(spec.num_kv_heads, queries, group, dim)
+    return out.transpose(0, 1).reshape(queries, spec.num_heads * dim)
+
+
+def paged_attention(q: Tensor, cache: PagedCache, layer: int, step: StepPlan, spec: AttentionSpec) -> Tensor:
+    """`attend` for each sequence's queries over its own blocks: [tokens, heads * dim]."""
+    parts = []
+    for plan in step.sequences:
+        keys, values = gather(cache.keys[layer], plan), gather(cache.values[layer], plan)
+        parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden, spec))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,113 @@
+"""The operations of `api.ops` in plain torch, float32 throughout."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.ops import RopeLayout
+from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
+from pocketllm.engine.backends.reference.rows import pad_rows
+from pocketllm.engine.weights import quant
+
+ELEMENTS_AT_ONCE = 1 << 20
+"""Values decoded in one go at load: what loading takes beside the weights themselves."""
+
+
+class ReferenceOps:
+    """Every operation, obviously right; other backends are held to it one by one."""
+
+    def __init__(self) -> None:
+        self._step: StepPlan | None = None
+
+    def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Tensor:
+        """Decode a matrix to float32 once, a slice of rows at a time."""
+        out, width = shape
+        elements, num_bytes = quant.block_size(quant_type)
+        rows = data.reshape(out, width // elements * num_bytes)
+        matrix = torch.empty(shape)
+        view = matrix.numpy()
+        step = max(1, ELEMENTS_AT_ONCE // width)
+        for at in range(0, out, step):
+            part = rows[at : at + step]
+            view[at : at + step] = quant.dequantize(part, quant_type, (len(part), width))
+        return matrix
+
+    def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
+        """A copy: the file may be closed or changed later."""
+        return torch.from_numpy(np.array(values, dtype=np.float32))
+
+    def new_kv_cache(
+        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+    ) -> PagedCache:
+        """Zeros, which the operating system hands out page by page as they are written."""
+        shape = (num_blocks, block_size, num_kv_heads)
+        return PagedCache(
+            keys=[torch.zeros(*shape, key_dim) for _ in range(num_layers)],
+            values=[torch.zeros(*shape, value_dim) for _ in range(num_layers)],
+        )
+
+    def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32]) -> Tensor:
+        return table[torch.from_numpy(input_ids)]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Few rows are padded, so that a row does not depend on how many there are (`rows`)."""
+        y = functional.linear(pad_rows(x), weight)[: len(x)]
+        return y if bias is None else y + bias
+
+    def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32], magnitude: float) -> Tensor:
+        """[2, tokens, 1, frequencies]: cosines and sines, the angle in float64 before it is rounded."""
+        angle = torch.from_numpy(positions).double()[:, None, None] * inv_freq.double()
+        return torch.stack([angle.cos(), angle.sin()]).mul_(magnitude).float()
+
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int, layout: RopeLayout) -> Tensor:
+        cos, sin = angles
+        rotated = 2 * cos.shape[-1]
+        heads = x.view(len(x), -1, head_dim)
+        out = heads.clone()
+        if layout is RopeLayout.ADJACENT:
+            pick = (slice(0, rotated, 2), slice(1, rotated, 2))
+        else:
+            pick = (slice(0, rotated // 2), slice(rotated // 2, rotated))
+        first, second = heads[..., pick[0]], heads[..., pick[1]]
+        out[..., pick[0]] = first * cos - second * sin
+        out[..., pick[1]] = second * cos + first * sin
+        return out.view(len(x), -1)
+
+    def store_kv(self, cache: PagedCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        slots = self._plan(cache, batch).slots
+        for kept, new in ((cache.keys[layer], k), (cache.values[layer], v)):
+            flat = kept.view(-1, kept.shape[2] * kept.shape[3])
+            flat.index_copy_(0, slots, new)
+
+    def attention(self, q: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
+        return paged_attention(q, cache, layer, self._plan(cache, batch), spec)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gate / (1 + exp(-gate)) · up, spelled out: torch's own silu rounds the last few elements of a tensor
+        another way than the rest, so a row would depend on how many rows there are."""
+        return (gate / gate.neg().exp_().add_(1)).mul_(up)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def take(self, x: Tensor, rows: npt.NDArray[np.int32]) -> Tensor:
+        return x[torch.from_numpy(rows)]
+
+    def to_numpy(self, x: Tensor) -> npt.NDArray[np.float32]:
+        return x.numpy().astype(np.float32)
+
+    def synchronize(self) -> None:
+        """Every call has finished when it returns."""
+
+    def _plan(self, cache: PagedCache, batch: ForwardBatch) -> StepPlan:
+        """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key."""
+        step = self._step
+        if step is None or step.batch is not batch:
+            step = self._step = plan_step(batch, cache.keys[0].shape[1])
+        return step

@@ -1,0 +1,77 @@
+"""Which backend runs: the one place that imports a vendor folder or an entry point, by name, once."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from pocketllm.engine.backends.api.backend import Backend, DeviceModule
+from pocketllm.engine.backends.api.capability import BackendBid
+from pocketllm.engine.backends.api.device import read_facts
+from pocketllm.errors import UnsupportedFeatureError
+
+__all__ = ["Backend", "bids", "choose_backend", "known_backends", "select_backend"]
+
+GROUP = "pocketllm.backends"
+"""Entry points of this group add backends: the name is the backend's, the value its `device` module."""
+VENDORS = ("reference",)
+AUTO = "auto"
+
+
+@cache
+def out_of_tree() -> Mapping[str, EntryPoint]:
+    """Installed entry points by backend name; a name taken twice is an error that names both packages."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        if point.name in VENDORS or point.name in found or point.name == AUTO:
+            other = found[point.name].value if point.name in found else "pocketllm itself"
+            raise UnsupportedFeatureError(
+                f"backend {point.name!r}", [f"both {point.value} and {other} claim this name: uninstall one"]
+            )
+        found[point.name] = point
+    return found
+
+
+def known_backends() -> tuple[str, ...]:
+    """Names that `select_backend` answers to, `auto` apart."""
+    return (*VENDORS, *sorted(out_of_tree()))
+
+
+def device_module(name: str) -> DeviceModule:
+    """Import one backend's `device` module; a package that fails to import fails with its own traceback."""
+    if name in VENDORS:
+        return cast(DeviceModule, import_module(f"{__package__}.{name}.device"))
+    if name in out_of_tree():
+        return cast(DeviceModule, out_of_tree()[name].load())
+    known = ", ".join((AUTO, *known_backends()))
+    raise UnsupportedFeatureError(f"backend {name!r}", [f"no backend has this name; known: {known}"])
+
+
+def bids() -> list[BackendBid]:
+    """What every installed backend answers on this machine, the one that `auto` takes first."""
+    facts = read_facts()
+    modules = [device_module(name) for name in known_backends()]
+    answers = [(module.bid(facts), module.RANK) for module in modules]
+    answers.sort(key=lambda answer: (answer[0].capability is None, -answer[1]))
+    return [bid for bid, _ in answers]
+
+
+def choose_backend(name: str) -> BackendBid:
+    """The bid of the backend called name, or of the best that can run for `auto`; opens nothing.
+
+    Raises UnsupportedFeatureError with the known names, or with each backend's reason for not running.
+    """
+    offers = bids() if name == AUTO else [device_module(name).bid(read_facts())]
+    if offers[0].capability is None:
+        raise UnsupportedFeatureError(f"backend {name!r}", [f"{bid.name}: {bid.reason}" for bid in offers])
+    return offers[0]
+
+
+def select_backend(name: str = AUTO, threads: int | None = None) -> Backend:
+    """Open a backend. `auto` takes the best that bids; `Backend.capability.name` says which one it became.
+
+    Raises UnsupportedFeatureError as `choose_backend` does; never another backend than the one asked for.
+    """
+    chosen = choose_backend(name)
+    return device_module(chosen.name).open_backend(read_facts(), threads)

@@ -1,0 +1,124 @@
+"""Read a checkpoint's header: values that must be there, and every reason why a family cannot take it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pocketllm.errors import GGUFError
+
+MOST_NAMED = 8
+"""Tensors that a reason names one by one before it only counts them."""
+
+
+def whole_number(value: Any) -> int | None:
+    """value as an int; None when it is not a whole number (a truth value is none)."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    return int(value)
+
+
+class HeaderReader:
+    """Typed access to `<architecture>.*` keys.
+
+    A key that is absent or no usable value becomes a sentence in `problems`, and reads as 1 so that reading goes on.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+        self.problems: list[str] = []
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1; default None makes it a key that must be there."""
+        return self._count(name, self.metadata.get(f"{self.architecture}.{name}", default))
+
+    def one_count(self, name: str, default: int | None = None) -> int:
+        """A count that may be written once a layer, as long as all layers have the same."""
+        value = self.metadata.get(f"{self.architecture}.{name}", default)
+        if not is_list(value):
+            return self._count(name, value)
+        if len(set(value)) != 1:
+            return self._problem(name, value, "layers of different sizes are not supported")
+        return self._count(name, value[0])
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.metadata.get(f"{self.architecture}.{name}", default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+            return self._problem(name, value, "it must be a number above 0")
+        return float(value)
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there."""
+        return f"{self.architecture}.{name}" in self.metadata
+
+    def not_neutral(self, neutral: Mapping[str, Any]) -> list[str]:
+        """A reason for each key that asks for a computation this family does not have."""
+        found = {name: self.metadata.get(f"{self.architecture}.{name}", value) for name, value in neutral.items()}
+        return [
+            f"{self.architecture}.{name}={short(value)} is not supported by family {self.architecture}"
+            for name, value in found.items()
+            if value != neutral[name]
+        ]
+
+    def require_clean(self) -> None:
+        """GGUFError with every problem found so far, if there is one."""
+        if self.problems:
+            raise GGUFError("; ".join(self.problems))
+
+    def _count(self, name: str, value: Any) -> int:
+        number = whole_number(value)
+        if number is None or number < 1:
+            return self._problem(name, value, "it must be a whole number above 0")
+        return number
+
+    def _problem(self, name: str, value: Any, why: str) -> int:
+        found = "absent" if value is None else short(value)
+        self.problems.append(f"metadata key {self.architecture}.{name} is {found}: {why}")
+        return 1
+
+
+def is_list(value: Any) -> bool:
+    """Whether a metadata value is an array, of whatever sequence type."""
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes)
+
+
+def short(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(list(value[:8])) if is_list(value) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def misfit(
+    tensors: Mapping[str, Any], needed: Mapping[str, Sequence[int]], optional: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Reasons for tensors that are missing, of another shape, or not known to the family.
+
+    A tensor that would be ignored is a reason too: a model without it would not be the one in the file.
+    """
+    known = {**needed, **optional}
+    missing = [name for name in needed if name not in tensors]
+    strange = [name for name in tensors if name not in known]
+    wrong = [
+        f"tensor {name} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}"
+        for name, shape in known.items()
+        if name in tensors and tuple(tensors[name].shape) != tuple(shape)
+    ]
+    reasons = [
+        *listed("missing tensors", missing),
+        *wrong[:MOST_NAMED],
+        *listed("tensors the family does not know", strange),
+    ]
+    if len(wrong) > MOST_NAMED:
+        reasons.append(f"{len(wrong) - MOST_NAMED} more tensors have another shape than expected")
+    return reasons
+
+
+def listed(what: str, names: Sequence[str]) -> list[str]:
+    """One reason naming the first few, or none."""
+    if not names:
+        return []
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return [f"{what}: {', '.join(names[:MOST_NAMED])}{more}"]
