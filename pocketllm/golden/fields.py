@@ -167,7 +167,9 @@ def _render(value: Any, indent: str) -> str:
         flat = _flat(value)
         if len(flat) + len(indent) <= WIDTH and not isinstance(value[0], Mapping):
             return flat
-        items = _wrapped(value, WIDTH - len(inner)) if isinstance(value[0], int) else [_flat(item) for item in value]
+        is_numeric = all(type(item) in (int, float) for item in value)
+        items = [_flat(item) for item in value]
+        items = _wrapped(items, WIDTH - len(inner)) if is_numeric else items
         return "[\n" + ",\n".join(inner + item for item in items) + f"\n{indent}]"
     return _flat(value)
 
@@ -176,12 +178,12 @@ def _flat(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _wrapped(values: Sequence[int], width: int) -> list[str]:
-    """Numbers joined by `, ` into lines of at most `width` characters."""
+def _wrapped(items: Sequence[str], width: int) -> list[str]:
+    """Items joined by `, ` into lines of at most `width` characters."""
     lines: list[str] = []
-    for value in map(str, values):
-        if lines and len(lines[-1]) + len(value) + 2 <= width:
-            lines[-1] += f", {value}"
+    for item in items:
+        if lines and len(lines[-1]) + len(item) + 2 <= width:
+            lines[-1] += f", {item}"
         else:
-            lines.append(value)
+            lines.append(item)
     return lines
