@@ -1,0 +1,69 @@
+"""Files of the Hugging Face hub, through its own library: its cache, its token and its offline switch apply."""
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pocketllm.engine.weights.checkpoint import shard_paths
+from pocketllm.errors import ModelNotFoundError, OptionError
+
+PREFIX = "hf:"
+
+
+def parse(name: str) -> tuple[str, str, str | None]:
+    """Repository, file and revision of `hf:owner/repo/path/file.gguf[@revision]`; ModelNotFoundError for any other."""
+    rest, _, revision = name.removeprefix(PREFIX).partition("@")
+    parts = rest.split("/")
+    if len(parts) < 3 or any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise ModelNotFoundError(
+            f"{name[:120]!r} is not hf:owner/repo/file.gguf: name the owner, the repository and a file in it"
+        )
+    return "/".join(parts[:2]), "/".join(parts[2:]), revision or None
+
+
+def fetch_from_hub(name: str, progress: Callable[[str], None] | None = None) -> Path:
+    """The local path of a hub file, downloaded when the hub's cache does not have it; all shards of a split one."""
+    repository, file_name, revision = parse(name)
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        if error.name != "huggingface_hub":
+            raise
+        raise OptionError(f"{name[:120]} needs the hub extra: pip install 'pocketllm[hub]'") from None
+    shards = shard_paths(Path(PurePosixPath(file_name).name))
+    folder = PurePosixPath(file_name).parent
+    first: Path | None = None
+    for shard in shards:
+        if progress is not None:
+            progress(f"fetching {shard.name} of {repository} from the hub")
+        found = _download(huggingface_hub, repository, str(folder / shard.name), revision, name)
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _download(library: Any, repository: str, file_name: str, revision: str | None, name: str) -> Path:
+    from huggingface_hub import errors
+
+    try:
+        return Path(library.hf_hub_download(repository, file_name, revision=revision))
+    except errors.GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{name}: the repository is gated; accept its terms and set HF_TOKEN to a token that may read it"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{name}: the hub has no repository {repository}, or HF_TOKEN may not see it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{name}: {repository} has no revision {revision}") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{name}: the hub cannot be reached and the file is not in its local cache; go online, or give a path"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ModelNotFoundError(f"{name}: {repository} has no file {file_name}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        # HTTP errors are OSErrors, refused names ValueErrors; both carry the library's own words, first line enough
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelNotFoundError(f"{name}: the hub said no: {words[0][:200]}") from error
