@@ -75,6 +75,7 @@ class FakeTokenizer:
     vocab_size: int = VOCAB_SIZE
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset({EOS})
+    strips_first_space: bool = False
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return [ord(character) - 65 for character in text]

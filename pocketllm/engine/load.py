@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pocketllm.engine.backends import select
+from pocketllm.engine.backends.api.backend import Backend
 from pocketllm.engine.backends.api.capability import BackendCapability
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
@@ -34,7 +35,7 @@ class Engine:
     checkpoint: Checkpoint
     model: Model
     model_name: str
-    backend: select.Backend
+    backend: Backend
     load_s: float
     """From the options to a loop that takes requests."""
     loop: EngineLoop = field(init=False)
@@ -97,11 +98,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     checkpoint = open_checkpoint(path)
     try:
         name = catalog.catalog_name(path) or path.stem
-        backend = select.select_backend(options.backend, options.threads)
+        bid = select.choose_backend(options.backend)
+        assert bid.capability is not None  # choose_backend has refused
         family = family_or_reason(checkpoint.architecture)
-        notes = backend_notes(options, backend.capability)
-        plan = make_plan(options, family, backend.capability, checkpoint, model=name, notes=notes)
+        # planned before the backend is opened, which takes longer than a refusal should
+        plan = plan_for(options, family, bid.capability, checkpoint, name)
         assert not isinstance(family, str)  # make_plan has refused
+        backend = select.select_backend(bid.name, options.threads)
+        if backend.capability != bid.capability:
+            plan = plan_for(options, family, backend.capability, checkpoint, name)
         tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {plan.device_name}")
         tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
         template = ChatTemplate.from_metadata(checkpoint.metadata)
@@ -125,10 +130,17 @@ def family_or_reason(architecture: str) -> ModelFamily | str:
         return str(error.args[0])
 
 
-def backend_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:
-    """Why `auto` chose what it chose."""
-    if options.backend != "auto":
-        return []
-    others = [f"{bid.name}: {bid.reason}" for bid in select.bids() if bid.capability is None]
-    because = f" ({'; '.join(others)})" if others else ""
-    return [f"backend auto chose {capability.name}{because}"]
+def plan_for(
+    options: EngineOptions,
+    family: ModelFamily | str,
+    capability: BackendCapability,
+    checkpoint: Checkpoint,
+    name: str,
+) -> EnginePlan:
+    """The plan, with the reason why `auto` chose what it chose among its notes."""
+    notes = []
+    if options.backend == select.AUTO:
+        others = [f"{bid.name}: {bid.reason}" for bid in select.bids() if bid.capability is None]
+        because = f" ({'; '.join(others)})" if others else ""
+        notes.append(f"backend auto chose {capability.name}{because}")
+    return make_plan(options, family, capability, checkpoint, model=name, notes=notes)

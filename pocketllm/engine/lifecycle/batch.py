@@ -14,9 +14,15 @@ def build(schedule: Schedule, block_size: int) -> ForwardBatch:
     starts = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
     query_start_loc = np.zeros(len(requests) + 1, np.int32)
     np.cumsum(counts, out=query_start_loc[1:])
-    input_ids = np.empty(query_start_loc[-1], np.int32)
-    for request, start, first, last in zip(requests, starts, query_start_loc, query_start_loc[1:], strict=True):
-        input_ids[first:last] = request.token_ids(int(start), int(start + last - first))
+    input_ids = np.fromiter(
+        (
+            token_id
+            for request, count in schedule.num_tokens.items()
+            for token_id in request.token_ids(request.num_computed_tokens, request.num_computed_tokens + count)
+        ),
+        np.int32,
+        query_start_loc[-1],
+    )
     rows = np.repeat(np.arange(len(requests)), counts)
     positions = np.arange(len(input_ids), dtype=np.int32) - query_start_loc[rows] + starts[rows]
     table = block_table(requests)

@@ -11,7 +11,8 @@ class OutputText:
     """Joins the incremental detokenizer and the stop checker; what it returned is never taken back."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        # the answer continues the prompt's text: a first space is part of it
+        self._detokenizer = Detokenizer(tokenizer, continues=True)
         self._stops = StopChecker(tuple(stops))
 
     def push(self, token_id: int) -> tuple[str, str | None]:

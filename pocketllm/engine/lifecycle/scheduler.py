@@ -119,11 +119,8 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             request = self.running[index]
-            num_younger = len(self.running) - index - 1
-            # each younger running request keeps a token of the budget: a long prompt stalls nobody's decode
-            count = min(
-                request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget - num_younger
-            )
+            # never 0: whoever was admitted after it got only what it left, and what it wants does not grow
+            count = min(request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget)
             missing = self._missing_blocks(request, request.num_computed_tokens + count)
             while missing > self.pool.num_free and self.running[-1] is not request:
                 preempted.append(self._preempt_youngest())

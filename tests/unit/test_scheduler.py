@@ -1,0 +1,249 @@
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pocketllm.engine.lifecycle.request import Request, RequestState
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
+from pocketllm.errors import ContextLengthError, RequestError
+from tests.fake_model import VOCAB_SIZE, limits
+
+
+def a_scheduler(**changes: Any) -> Scheduler:
+    return Scheduler(limits(**changes), VOCAB_SIZE)
+
+
+def a_request(name: str, num_prompt: int, max_tokens: int | None = 4, **changes: Any) -> Request:
+    return Request(name, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), **changes)
+
+
+def add(scheduler: Scheduler, *requests: Request) -> None:
+    for request in requests:
+        scheduler.check(request)
+        scheduler.add(request)
+
+
+def step(scheduler: Scheduler) -> dict[str, int]:
+    """One step in which each request that catches up gets a token, and ends at its last."""
+    schedule = scheduler.schedule()
+    for request in scheduler.update(schedule):
+        scheduler.append(request, 7)
+        if len(request.output_token_ids) == request.max_output_tokens:
+            scheduler.finish(request)
+    return by_name(schedule)
+
+
+def by_name(schedule: Schedule) -> dict[str, int]:
+    return {request.request_id: count for request, count in schedule.num_tokens.items()}
+
+
+# -- a step is a map request → number of tokens ------------------------------------------------------------------------
+def test_the_whole_admission_wave_is_one_step() -> None:
+    scheduler = a_scheduler()
+    add(scheduler, a_request("a", 3), a_request("b", 5), a_request("c", 2))
+
+    assert step(scheduler) == {"a": 3, "b": 5, "c": 2}
+    assert step(scheduler) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_long_prompt_is_cut_into_chunks() -> None:
+    scheduler = a_scheduler(prefill_chunk=8)
+    add(scheduler, a_request("a", 19))
+
+    assert [step(scheduler) for _ in range(4)] == [{"a": 8}, {"a": 8}, {"a": 3}, {"a": 1}]
+
+
+def test_decodes_go_on_beside_a_long_prefill() -> None:
+    scheduler = a_scheduler(max_num_batched_tokens=8, prefill_chunk=8)
+    add(scheduler, a_request("first", 1), a_request("long", 20), a_request("last", 1))
+
+    assert step(scheduler) == {"first": 1, "long": 7}
+    assert step(scheduler) == {"first": 1, "long": 7}
+    assert step(scheduler) == {"first": 1, "long": 6, "last": 1}
+    assert step(scheduler) == {"first": 1, "long": 1, "last": 1}
+
+
+def test_the_width_is_never_exceeded() -> None:
+    scheduler = a_scheduler(max_num_seqs=2)
+    add(scheduler, *(a_request(name, 1) for name in "abc"))
+
+    assert step(scheduler) == {"a": 1, "b": 1}
+
+
+# -- first come, first served -------------------------------------------------------------------------------------------
+def test_nobody_passes_the_head_of_the_line() -> None:
+    scheduler = a_scheduler(num_blocks=8)
+    add(scheduler, a_request("a", 8, 13), a_request("big", 24, 5), a_request("small", 1, 1))
+
+    assert step(scheduler) == {"a": 8}
+    assert [request.request_id for request in scheduler.waiting] == ["big", "small"]
+
+
+def test_the_watermark_keeps_blocks_free_at_admission() -> None:
+    scheduler = a_scheduler(num_blocks=8, watermark=0.25)
+    add(scheduler, a_request("a", 16, 1), a_request("b", 12, 1))
+
+    assert "b" not in step(scheduler)
+
+
+def test_a_lone_request_is_admitted_whatever_watermark_and_reserve_say() -> None:
+    scheduler = a_scheduler(num_blocks=8, watermark=1.0, reserve=1.0, prefill_chunk=64, max_num_batched_tokens=64)
+    add(scheduler, a_request("a", 30, 3))
+
+    assert step(scheduler) == {"a": 30}
+
+
+@pytest.mark.parametrize(("reserve", "is_admitted"), [(1.0, False), (0.0, True)])
+def test_the_reserve_keeps_room_for_growth(reserve: float, is_admitted: bool) -> None:
+    scheduler = a_scheduler(num_blocks=8, reserve=reserve)
+    add(scheduler, a_request("a", 4, 17), a_request("b", 4, 17))
+
+    assert ("b" in step(scheduler)) is is_admitted
+
+
+# -- preemption ----------------------------------------------------------------------------------------------------------
+def test_when_the_pool_is_dry_the_youngest_is_recomputed() -> None:
+    scheduler = a_scheduler(num_blocks=5, reserve=0.0)
+    old, young = a_request("old", 8, 8), a_request("young", 8, 8)
+    add(scheduler, old, young)
+    steps = []
+    while scheduler.has_work:
+        steps.append(step(scheduler))
+        if young.num_preemptions and young.state is RequestState.WAITING:
+            assert young.block_ids == []
+            assert young.num_computed_tokens == 0
+
+    assert young.num_preemptions == 1
+    assert old.num_preemptions == 0
+    assert scheduler.num_preemptions == 1
+    assert len(young.output_token_ids) == 8
+    assert scheduler.pool.num_free == 5
+
+
+def test_with_a_full_reserve_nothing_is_ever_recomputed() -> None:
+    scheduler = a_scheduler(num_blocks=7, reserve=1.0)
+    add(scheduler, *(a_request(str(number), 5, 9) for number in range(12)))
+    while scheduler.has_work:
+        step(scheduler)
+
+    assert scheduler.num_preemptions == 0
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    REQUESTS,
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.integers(1, 20),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.integers(13, 30),
+)
+def test_whatever_the_limits_everything_ends_and_in_order(
+    sizes: list[tuple[int, int]],
+    width: int,
+    more_budget: int,
+    chunk: int,
+    watermark: float,
+    reserve: float,
+    num_blocks: int,
+) -> None:
+    scheduler = a_scheduler(
+        max_num_seqs=width,
+        max_num_batched_tokens=width + more_budget,
+        prefill_chunk=chunk,
+        watermark=watermark,
+        reserve=reserve,
+        num_blocks=num_blocks,
+    )
+    requests = [a_request(str(number), *size) for number, size in enumerate(sizes)]
+    add(scheduler, *requests)
+    admitted: list[str] = []
+    for _ in range(5000):
+        if not scheduler.has_work:
+            break
+        schedule = scheduler.schedule()
+
+        assert schedule.num_tokens, "a step without work while work is left"
+        assert schedule.total_tokens <= width + more_budget
+        assert len(schedule.num_tokens) <= width
+        assert all(1 <= count <= chunk for count in schedule.num_tokens.values())
+        assert list(schedule.num_tokens) == scheduler.running
+        held = [block for request in requests for block in request.block_ids]
+        assert len(set(held)) == len(held) == scheduler.pool.num_used
+        admitted += [name for name in by_name(schedule) if name not in admitted]
+
+        for request in scheduler.update(schedule):
+            scheduler.append(request, 7)
+            if len(request.output_token_ids) == request.max_output_tokens:
+                scheduler.finish(request)
+
+    assert all(request.is_finished for request in requests)
+    assert admitted == [request.request_id for request in requests], "somebody was overtaken"
+    assert scheduler.pool.num_free == num_blocks
+    if reserve == 1.0:
+        assert scheduler.num_preemptions == 0
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(RequestError, match="empty"):
+        a_scheduler().check(a_request("a", 0))
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**40, True, 1.5, "1", None])
+def test_a_token_id_outside_the_vocabulary_is_refused(token_id: Any) -> None:
+    with pytest.raises(RequestError, match="token id"):
+        a_scheduler().check(Request("a", [1, token_id], SamplingParams(max_tokens=1)))
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_counts() -> None:
+    with pytest.raises(ContextLengthError, match="64 tokens.*max_model_len=64.*by 1 tokens") as caught:
+        a_scheduler().check(a_request("a", 64, None))
+
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_prompt_and_answer_beyond_the_context_are_refused_with_counts() -> None:
+    with pytest.raises(ContextLengthError, match=r"60 tokens.*max_tokens=5.*65.*lower max_tokens to 4"):
+        a_scheduler().check(a_request("a", 60, 5))
+
+
+def test_without_max_tokens_the_answer_may_fill_the_context() -> None:
+    request = a_request("a", 60, None)
+    a_scheduler().check(request)
+
+    assert request.max_output_tokens == 4
+
+
+def test_a_request_that_needs_more_blocks_than_there_are_is_refused() -> None:
+    with pytest.raises(ContextLengthError, match=r"20 tokens.*13.*cache holds 28"):
+        a_scheduler(num_blocks=7).check(a_request("a", 20, 13))
+
+
+def test_a_request_that_just_fits_the_pool_runs() -> None:
+    scheduler = a_scheduler(num_blocks=8)
+    add(scheduler, a_request("a", 20, 13))  # 32 tokens are computed: the last one drawn is not
+    while scheduler.has_work:
+        step(scheduler)
+
+    assert scheduler.pool.num_free == 8
+
+
+def test_scoring_may_fill_the_context_and_no_more() -> None:
+    a_scheduler().check(a_request("a", 64, wants_prompt_logits=True))
+
+    with pytest.raises(ContextLengthError, match="65 tokens"):
+        a_scheduler().check(a_request("a", 65, wants_prompt_logits=True))
+
+
+def test_scoring_refuses_what_would_not_fit_memory() -> None:
+    scheduler = Scheduler(limits(max_model_len=8192), vocab_size=256_000)
+
+    with pytest.raises(RequestError, match="at most 2097 tokens"):
+        scheduler.check(a_request("a", 2098, wants_prompt_logits=True))
