@@ -59,8 +59,9 @@ class Server:
         """None while it runs."""
         return self._process.poll()
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> "Server":
+    def wait_ready(self, timeout_s: float | None = None) -> "Server":
         """Block until it answers 200; NotJudgedError with the end of its log when it dies or takes too long."""
+        timeout_s = READY_TIMEOUT_S if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.exit_code is not None:
@@ -133,7 +134,7 @@ def launch(
     *,
     url: str | None = None,
     ready_path: str = "/ready",
-    timeout_s: float = READY_TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> Server:
     """Start a server and wait until it is ready; one that never becomes so is stopped, and NotJudgedError says why."""
     server = Server(command, url, ready_path)

@@ -1,0 +1,266 @@
+"""Verify with scripted entry points: which rows there are, what they end with, and what is written."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import NotJudgedError, OptionError, RecordError
+from pocketllm.evidence.store import read_record
+from pocketllm.golden import verify as verifier
+from pocketllm.golden.compare import Identical, NotJudged, Observed, Regression, Unrecorded
+from pocketllm.golden.fixture import Case, ServedPath
+from pocketllm.golden.fixture_files import FixtureFolder
+from pocketllm.golden.report import as_json, explain, grouped, headline, show
+from pocketllm.golden.subject import Subject
+from pocketllm.golden.verify import Report, VerifyOptions, verify_subject
+from tests.unit.test_golden_compare import SERVED
+from tests.unit.test_golden_fixture import ANSWER, CHAT, folder_with
+
+LOCAL = replace(CHAT, paths=(ServedPath("in_process"), ServedPath("generate")))
+MODEL = {
+    "name": "smollm",
+    "sha256": "a" * 64,
+    "quant_types": ["F32", "Q4_1"],
+    "tokenizer_sha256": "b" * 64,
+    "template_sha256": "c" * 64,
+}
+PLAN = SimpleNamespace(
+    device="cpu", device_name="x", backend="reference", numerics_version="1", as_dict=dict, options={}
+)
+
+
+def subject(**changes: Any) -> Subject:
+    return Subject("smollm", Path("smollm.gguf"), {**MODEL, **changes}, PLAN, EngineOptions())  # type: ignore[arg-type]
+
+
+class ScriptedEntryPoint:
+    """Gives one observation, or raises one error, whatever it is asked."""
+
+    def __init__(self, answer: Observed | Exception = SERVED) -> None:
+        self._answer = answer
+        self.asked: list[tuple[str, bool]] = []
+
+    def answer(self, case: Case, is_stream: bool = False, on_first: Callable[[], None] | None = None) -> Observed:
+        self.asked.append((case.name, is_stream))
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def play(monkeypatch: pytest.MonkeyPatch, answer: Observed | Exception = SERVED) -> ScriptedEntryPoint:
+    entry_point = ScriptedEntryPoint(answer)
+
+    @contextmanager
+    def open_client(name: str, of: Subject) -> Iterator[ScriptedEntryPoint]:
+        yield entry_point
+
+    monkeypatch.setattr("pocketllm.golden.entry_points.open_client", open_client)
+    return entry_point
+
+
+def run(tmp_path: Path, of: Subject | None = None, **options: Any) -> Report:
+    options = {"fixtures": tmp_path, "record_dir": tmp_path / "records", **options}
+    return verify_subject(of or subject(), VerifyOptions(EngineOptions(), **options))
+
+
+@pytest.fixture
+def fixtures(tmp_path: Path) -> FixtureFolder:
+    return folder_with(tmp_path, case=LOCAL)
+
+
+def test_an_answer_that_comes_back_is_identical_through_every_path(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch)
+
+    report = run(tmp_path, require=True)
+
+    assert [(str(row.path), row.outcome) for row in report.rows] == [
+        ("in_process", Identical()),
+        ("generate", Identical()),
+    ]
+    assert report.exit_code == 0
+
+
+def test_the_run_record_holds_a_row_a_path(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, replace(SERVED, token_ids=(5, 99, 7)))
+
+    report = run(tmp_path)
+
+    assert report.record is not None
+    record = read_record(report.record)
+    assert record.complete
+    assert record.document["model"]["sha256"] == "a" * 64
+    rows = record.row_dicts
+    assert [row["entry_point"] for row in rows] == ["in_process", "generate"]
+    assert {(row["case"], row["check"], row["outcome"], row["position"]) for row in rows} == {
+        ("capital", "tokens", "REGRESSION", 1)
+    }
+    assert rows[0]["regret"] == float("inf")
+    assert rows[0]["fixture_sha256"] == fixtures.sha256("capital")
+
+
+def test_verify_leaves_fixtures_alone(tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {file: file.read_bytes() for file in fixtures.path.iterdir()}
+    play(monkeypatch, replace(SERVED, token_ids=(5, 99, 7)))
+
+    assert run(tmp_path).exit_code == 1
+    assert {file: file.read_bytes() for file in fixtures.path.iterdir()} == before
+
+
+@pytest.mark.parametrize(("mutate", "what"), [("id", "tokens"), ("prompt-id", "prompt ids")])
+def test_a_mutated_copy_turns_red_and_leaves_no_record(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch, mutate: Any, what: str
+) -> None:
+    play(monkeypatch)
+
+    report = run(tmp_path, mutate=mutate)
+
+    assert report.exit_code == 1
+    assert report.record is None
+    found = {row.outcome.what for row in report.rows if isinstance(row.outcome, Regression)}
+    assert (found, len(report.rows)) == ({what}, 2)
+    assert "on purpose" in headline(report)
+
+
+def test_other_weights_are_unrecorded_and_nothing_is_asked(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry_point = play(monkeypatch)
+    other = subject(sha256="e" * 64)
+
+    report = run(tmp_path, other)
+
+    assert [type(row.outcome) for row in report.rows] == [Unrecorded, Unrecorded]
+    assert entry_point.asked == []
+    assert report.exit_code == 0
+    assert run(tmp_path, other, require=True).exit_code == 4
+
+
+def test_a_model_without_cases_says_so_and_passes_no_requirement(tmp_path: Path) -> None:
+    report = run(tmp_path)
+
+    assert (report.rows, report.exit_code) == ((), 0)
+    assert "nothing was compared" in report.notes[0]
+    assert "NOTHING COMPARED" in headline(report)
+    assert run(tmp_path, require=True).exit_code == 4
+
+
+def test_a_selection_without_paths_says_so(tmp_path: Path, fixtures: FixtureFolder) -> None:
+    report = run(tmp_path, entry_points=("http_chat",), require=True)
+
+    assert report.exit_code == 4
+    assert "nothing was compared" in report.notes[0]
+
+
+def test_an_unknown_case_or_entry_point_is_a_usage_error(tmp_path: Path, fixtures: FixtureFolder) -> None:
+    with pytest.raises(RecordError, match=r"no case 'paris'.*capital"):
+        run(tmp_path, cases=("paris",))
+    with pytest.raises(OptionError, match=r"no entry point 'telnet'"):
+        run(tmp_path, entry_points=("telnet",))
+    with pytest.raises(OptionError, match=r"--url is asked over HTTP only"):
+        run(tmp_path, entry_points=("generate",), url="http://127.0.0.1:1")
+
+
+def test_an_entry_point_that_dies_is_not_judged(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, NotJudgedError("it died"))
+
+    report = run(tmp_path)
+
+    assert [row.outcome for row in report.rows] == [NotJudged("it died")] * 2
+    assert report.exit_code == 3
+
+
+HTTP = replace(CHAT, paths=(ServedPath("http_chat"), ServedPath("http_chat", True, 2)))
+
+
+@pytest.mark.parametrize(
+    "program", ["raise SystemExit('no port')", "import time; print('still loading'); time.sleep(60)"]
+)
+def test_a_server_that_never_gets_ready_is_not_judged_and_its_log_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    folder_with(tmp_path, case=HTTP)
+    monkeypatch.setattr("pocketllm.golden.served_path.serve_command", lambda flags: [sys.executable, "-c", program])
+    monkeypatch.setattr("pocketllm.golden.served_path.READY_TIMEOUT_S", 1.0)
+
+    report = run(tmp_path)
+
+    assert report.exit_code == 3
+    assert [type(row.outcome) for row in report.rows] == [NotJudged, NotJudged]
+    assert all(word in str(report.rows[0].outcome) for word in ("the end of its log",))
+
+
+def test_jobs_are_paired_and_the_odd_one_is_asked_beside_itself() -> None:
+    jobs: Any = ["a", "b", "c"]
+
+    assert verifier.pairs(jobs) == [("a", "b"), ("c", "c")]
+    assert verifier.pairs([]) == []
+
+
+@pytest.mark.parametrize(("value", "is_ci"), [("true", True), ("1", True), ("false", False), ("0", False), ("", False)])
+def test_ci_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, value: str, is_ci: bool) -> None:
+    monkeypatch.setenv("CI", value)
+
+    assert verifier.is_ci() is is_ci
+    assert VerifyOptions(EngineOptions()).writes_record is not is_ci
+    assert VerifyOptions(EngineOptions(), record_dir=Path()).writes_record
+
+
+# -- what a person reads -----------------------------------------------------------------------------------------------
+def test_a_divergence_is_told_in_tokens_text_margin_and_regret() -> None:
+    told = explain(Regression("tokens", "", 17, 284, 279, 3.1, float("inf")), {284: " the", 279: " a"}.__getitem__)
+
+    assert told == (
+        "tokens at 17: expected 284 ' the', served 279 ' a'; recorded lead of the most likely token 3.100 nat; "
+        "served token outside the recorded top"
+    )
+
+
+def test_a_prompt_that_changed_names_its_cause() -> None:
+    told = explain(Regression("prompt ids", "", 3, 1, None), str, "the template has changed")
+
+    assert told == "prompt ids at 3: expected 1 '1', served the end; the template has changed"
+
+
+def test_the_report_fits_80_columns_and_tells_each_finding_once(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    play(monkeypatch, replace(SERVED, finish_reason="length"))
+    report = run(tmp_path)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(report, console)
+    text = console.export_text()
+
+    assert list(grouped(report.rows).values()) == [["in_process", "generate"]]
+    assert text.count("finish reason length, not stop") == 1
+    assert "2 REGRESSION" in text
+    assert max(len(line) for line in text.splitlines() if "record:" not in line) <= 80
+    assert as_json(report)["counts"] == {"REGRESSION": 2}
+    assert as_json(report)["exit_code"] == 1
+
+
+# -- the gate of a benchmark -------------------------------------------------------------------------------------------
+def test_the_gate_says_what_it_compared(tmp_path: Path, fixtures: FixtureFolder) -> None:
+    def gate(of: Subject, answer: Observed = SERVED) -> verifier.GateResult:
+        return verifier._gate(of, ScriptedEntryPoint(answer), ("in_process",), tmp_path)
+
+    assert gate(subject()).outcome == Identical()
+    assert isinstance(gate(subject(), replace(SERVED, token_ids=(1,))).outcome, Regression)
+    missing = gate(subject(sha256="e" * 64))
+    assert isinstance(missing.outcome, Unrecorded)
+    assert missing.detail.startswith("tokens not compared")
+    assert ANSWER.case in gate(subject()).detail
