@@ -1,0 +1,201 @@
+"""The environment that chat templates run in: what transformers gives them, and limits on what they may do.
+
+A template comes from a downloaded file. It cannot reach Python's internals (jinja2's immutable sandbox), and it has a
+budget of time and of text, so that it ends with an error where it would not end or fill the memory.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import wraps
+from typing import Any, NoReturn
+
+from jinja2 import Template, nodes, pass_context
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pocketllm.engine.text.protection import MARK
+
+MAX_TIME_S = 5.0
+MAX_TEXT = 16_000_000
+MAX_WIDTH = 1_000_000
+MAX_BITS = 4096
+_WIDE_FORMAT = re.compile(r"\d{7}")
+_WIDTH_FILTERS = frozenset(("batch", "center", "format", "indent", "slice", "truncate", "wordwrap"))
+
+
+class TemplateLimitError(Exception):
+    """A template went over its budget."""
+
+
+class TemplateMessageError(Exception):
+    """A template called `raise_exception`: the conversation is not one that it takes."""
+
+
+@dataclass
+class _Budget:
+    ends: float = field(default_factory=lambda: time.monotonic() + MAX_TIME_S)
+
+    def tick(self) -> None:
+        if time.monotonic() > self.ends:
+            raise TemplateLimitError(f"it ran longer than {MAX_TIME_S:g} s")
+
+
+_budget: ContextVar[_Budget] = ContextVar("budget")
+
+
+def run(template: Template, variables: dict[str, Any]) -> str:
+    """The text that `template` makes; TemplateLimitError past the budget, else what it raises."""
+    token = _budget.set(_Budget())
+    try:
+        parts, length = [], 0
+        for part in template.generate(variables):
+            length += len(part)
+            _check_length(length)
+            _budget.get().tick()
+            parts.append(part)
+        return "".join(parts)
+    finally:
+        _budget.reset(token)
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT:
+        raise TemplateLimitError(f"it made more than {MAX_TEXT} characters of text")
+
+
+def _checked(value: Any) -> Any:
+    """`value`, unless it is too long for a text or a list."""
+    if isinstance(value, str | list | tuple):
+        _check_length(len(value))
+    return value
+
+
+def _check_widths(args: Iterable[Any]) -> None:
+    """Refuse widths and counts that only a request for gigabytes would use."""
+    for value in args:
+        if isinstance(value, int) and abs(value) > MAX_WIDTH:
+            raise TemplateLimitError(f"it asked for a width or count of {value}, more than {MAX_WIDTH}")
+
+
+def _check_format(template: str) -> None:
+    if _WIDE_FORMAT.search(template):
+        raise TemplateLimitError("it used a format with a width of more than six digits")
+
+
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter `function`, held to the budget."""
+
+    @wraps(function)  # keeps the attributes by which jinja2 knows what to pass
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _budget.get().tick()
+        if name in _WIDTH_FILTERS:
+            _check_widths([*args, *kwargs.values()])
+        if name == "format":
+            _check_format(str(args[0]))
+        return _checked(function(*args, **kwargs))
+
+    return call
+
+
+@pass_context  # what depends on the context is not evaluated while compiling, before there is a budget
+def _metered(_context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """The items of a loop, with a look at the clock between them."""
+    for item in items:
+        _budget.get().tick()
+        yield item
+
+
+@pass_context
+def _joined(_context: Context, parts: Iterable[Any]) -> str:
+    """What the operator `~` does."""
+    texts = [str(part) for part in parts]
+    _check_length(sum(map(len, texts)))
+    return "".join(texts)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_BITS:
+                raise TemplateLimitError(f"it computed with a number of more than {MAX_BITS} bits")
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+            _check_widths(right if "*" in left and isinstance(right, tuple) else ())
+        elif operator == "+" and isinstance(left, str | list | tuple):
+            _check_length(len(left) + (len(right) if hasattr(right, "__len__") else 0))
+        elif operator == "*":
+            size = next((len(side) for side in (left, right) if hasattr(side, "__len__")), 0)
+            _check_length(size * next((side for side in (left, right) if isinstance(side, int)), 0))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _budget.get().tick()
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | int):
+            _check_widths([*args, *kwargs.values()])
+        if isinstance(owner, str) and obj.__name__ in ("format", "format_map"):
+            _check_format(owner)
+        return _checked(super().call(context, obj, *args, **kwargs))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = _filtered("metered", loop.iter)
+        for concat in list(tree.find_all(nodes.Concat)):
+            concat.nodes = [_filtered("joined", nodes.List(concat.nodes, lineno=concat.lineno))]
+        tree.set_environment(self)
+        return tree
+
+
+def _filtered(name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the model wrote; here it only passes its body on."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja2's own filter escapes for HTML."""
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return text.replace(f"\\u{ord(MARK):04x}", MARK) if ensure_ascii else text
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateMessageError(message)
+
+
+def make_environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    """An environment with the filters, functions, tags and white-space rules that chat templates are written for."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation])
+    filters = environment.filters
+    filters["tojson"] = _to_json
+    for name, function in list(filters.items()):
+        filters[name] = _limited(name, function)
+    filters |= {"metered": _metered, "joined": _joined}
+    del environment.globals["lipsum"]
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
