@@ -126,7 +126,6 @@ def run(options: Any, settings: Any) -> int:
     def load() -> Any:
         from pocketllm.engine.load import load_engine
 
-        say(f"loading {options.model}")
         engine = load_engine(options, progress=say)
         say(plan_line(engine.plan))
         return engine

@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from pocketllm import __version__
 from pocketllm.engine.serving import metrics
 from pocketllm.engine.serving.body import parse_object, read_body
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
 from pocketllm.engine.serving.failures import (
     Failure,
     RefusedError,
+    crash,
     from_error,
     json_response,
     model_not_found,
@@ -139,7 +139,7 @@ async def answer(server: Server, request: Request, kind: type[ChatBody] | type[C
         server.end(generation)
 
     if body.stream:
-        return EventStream(generation, reply, lambda error: crash(request, error), on_end)
+        return EventStream(generation, reply, lambda error: crash(request.state.request_id, error), on_end)
     try:
         async with DisconnectWatch(generation, request.receive):
             document = await collect(generation, reply)
@@ -149,13 +149,6 @@ async def answer(server: Server, request: Request, kind: type[ChatBody] | type[C
     return json_response(document) if is_answered else Response(status_code=499)
 
 
-def crash(request: Request, error: Exception) -> Failure:
-    """Our own bug: logged with its traceback under the request's id, told to the client without it."""
-    request_id = request.scope.get("state", {}).get("request_id", "unknown")
-    log.error("request %s failed on a bug of pocketllm", request_id, exc_info=error)
-    return Failure(500, f"internal error; the server's log has it under request id {request_id}", "server_error")
-
-
 def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI:
     """The application; `app.state.server` is its Server.
 
@@ -163,9 +156,7 @@ def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI
     opens the routes later.
     """
     # no schema pages: they would load scripts from elsewhere
-    app = FastAPI(
-        title="pocketllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+    app = FastAPI(title="pocketllm", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     server = Server(settings)
     app.state.server = server
     add_failures(app, server)
@@ -245,13 +236,11 @@ def add_failures(app: FastAPI, server: Server) -> None:
                     server.metrics.reject("invalid")
                 return failure.response()
             case _:
-                return crash(request, error).response()
+                raise error
 
     handled: list[type[Exception]] = [RefusedError, HTTPException, ClientDisconnect, PocketLLMError]
     for kind in handled:
         app.add_exception_handler(kind, as_handler(refuse))
-    # the framework raises these again after the answer, so that uvicorn's log has them too
-    app.add_exception_handler(Exception, as_handler(refuse))
 
 
 def as_handler(refuse: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:

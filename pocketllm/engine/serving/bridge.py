@@ -37,8 +37,12 @@ class Generation:
 
         `observe` makes, for each request, what sees its events on the engine's thread.
         """
-        for choice in self.choices:
-            request = Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params)
+        requests = [
+            Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params) for choice in self.choices
+        ]
+        for request in requests:
+            self._engine_loop.check(request)  # what can never be served is refused before its neighbors begin
+        for choice, request in zip(self.choices, requests, strict=True):
             self._open[choice.index] = request.request_id
             try:
                 self._engine_loop.submit(request, self._sink(choice.index, observe(request)))

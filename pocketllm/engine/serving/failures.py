@@ -1,6 +1,7 @@
 """Refusals in OpenAI's shape: {"error": {"message", "type", "param", "code"}}, never a traceback, never a path."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from starlette.responses import Response
 
 from pocketllm.errors import PocketLLMError, QueueFullError, RequestError
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 MAX_MESSAGE = 2000
@@ -66,6 +69,12 @@ def from_error(error: PocketLLMError) -> Failure:
     if isinstance(error, QueueFullError):
         return unavailable(str(error), "queue_full")
     return Failure(500, "the server cannot serve this request; its log says why", "server_error", code="internal_error")
+
+
+def crash(request_id: str, error: Exception) -> Failure:
+    """Our own bug: logged with its traceback under the request's id, told to the client without it."""
+    log.error("request %s failed on a bug of pocketllm", request_id, exc_info=error)
+    return Failure(500, f"internal error; the server's log has it under request id {request_id}", "server_error")
 
 
 def engine_failure(request_id: str) -> Failure:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pocketllm.engine.serving.failures import Failure
+from pocketllm.engine.serving.failures import Failure, crash
 from pocketllm.engine.serving.settings import ServerSettings, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -105,7 +105,10 @@ def own_origin(origins: Iterable[str], hosts: list[str]) -> bool:
 
 
 class RequestIds:
-    """ASGI middleware: every answer carries X-Request-Id, the client's own where it is harmless."""
+    """ASGI middleware: every answer carries X-Request-Id, the client's own where it is harmless.
+
+    It stands outermost, so a bug that no handler knows is answered here, as a 500 in OpenAI's shape.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,12 +120,21 @@ class RequestIds:
         request_id = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
         scope.setdefault("state", {})["request_id"] = request_id
 
+        is_started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal is_started
             if message["type"] == "http.response.start":
+                is_started = True
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if is_started:
+                raise
+            await crash(request_id, error).response()(scope, receive, send_with_id)
 
 
 def clean_request_id(given: str | None) -> str:
