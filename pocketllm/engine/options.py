@@ -48,20 +48,26 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_cache_bytes", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name}={value} must be at least 1")
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise OptionError(f"{self._said(name)} must be at least 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size", "max_queued_requests"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
+                raise OptionError(f"{self._said(name)} must be at least 1")
         for name in ("watermark", "reserve"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise OptionError(f"{name}={getattr(self, name)} must be between 0 and 1")
+                raise OptionError(f"{self._said(name)} must be between 0 and 1")
+        for name in ("model", "backend"):
+            if not getattr(self, name).strip():
+                raise OptionError(f"{self._said(name)} is empty")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                f"{self._said('max_num_batched_tokens')} is below {self._said('max_num_seqs')}: "
                 "every running request needs one token a step"
             )
+
+    def _said(self, name: str) -> str:
+        """The value and where it was said, for a message."""
+        return f"{name}={getattr(self, name)!r} ({self.sources.get(name, 'argument')})"
 
     def as_dict(self) -> dict[str, Any]:
         """Values by name, for plans and records."""
@@ -76,47 +82,67 @@ def resolve_options(
     Raises OptionError naming the place of a value that cannot be used, or of an unknown key.
     """
     environment = os.environ if environment is None else environment
+    known = option_names()
+    refuse_unknown(flags, "argument")
     file_values = read_project_file((directory or Path.cwd()) / PROJECT_FILE)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for item in fields(EngineOptions):
-        if item.name == "sources":
-            continue
-        variable = ENVIRONMENT_PREFIX + item.name.upper()
-        sources[item.name] = "default"
-        if flags.get(item.name) is not None:
-            values[item.name], sources[item.name] = flags[item.name], "flag"
+    for name in known:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        sources[name] = "default"
+        if flags.get(name) is not None:
+            values[name], sources[name] = convert(name, flags[name], "argument"), "flag"
         elif variable in environment:
-            values[item.name] = convert(item.name, environment[variable], variable)
-            sources[item.name] = f"environment {variable}"
-        elif item.name in file_values:
-            values[item.name] = convert(item.name, file_values[item.name], PROJECT_FILE)
-            sources[item.name] = f"file {PROJECT_FILE}"
+            values[name] = convert(name, environment[variable], f"environment variable {variable}")
+            sources[name] = f"environment {variable}"
+        elif name in file_values:
+            values[name] = convert(name, file_values[name], PROJECT_FILE)
+            sources[name] = f"file {PROJECT_FILE}"
     return EngineOptions(**values, sources=sources)
 
 
+def option_names() -> tuple[str, ...]:
+    """Every option, in the order of the class."""
+    return tuple(item.name for item in fields(EngineOptions) if item.name != "sources")
+
+
+def refuse_unknown(values: Mapping[str, Any], where: str) -> None:
+    """Raise OptionError for the first name that is no engine option."""
+    unknown = sorted(set(values) - set(option_names()))
+    if unknown:
+        raise OptionError(f"{where}: unknown engine option {unknown[0]!r}; known: {', '.join(sorted(option_names()))}")
+
+
 def read_project_file(path: Path) -> dict[str, Any]:
-    """The [engine] table of a project file; empty when there is no file."""
-    if not path.is_file():
-        return {}
+    """The [engine] table of a project file; empty when there is no file. Raises OptionError naming the file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("engine", {})
+    except FileNotFoundError:
+        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path.name} is not valid TOML: {error}") from error
-    known = {item.name for item in fields(EngineOptions)} - {"sources"}
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise OptionError(f"{path.name}: unknown engine option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    except OSError as error:
+        raise OptionError(f"{path.name} cannot be read: {error.strerror}") from error
+    if not isinstance(table, dict):
+        raise OptionError(f"{path.name}: engine={table!r} must be a table: write [engine] and the options below it")
+    refuse_unknown(table, path.name)
     return dict(table)
 
 
 def convert(name: str, value: Any, where: str) -> Any:
-    """A value as the option's type; a text that is not one is an OptionError naming where it stood."""
+    """A value as the option's type: a text is parsed, anything else must be of it already.
+
+    Raises OptionError naming where it stood.
+    """
     wanted = get_type_hints(EngineOptions)[name]
     kind = next(k for k in (int, float, str) if k is wanted or k in getattr(wanted, "__args__", ()))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        if kind is int and isinstance(value, float):
-            raise ValueError(value)
-        return kind(value)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"{where}: {name}={value!r} is not a {kind.__name__}") from error
+        if isinstance(value, str):
+            return kind(value)
+        if is_number and kind is not str and kind(value) == value:
+            return kind(value)
+    except (ValueError, OverflowError):
+        pass
+    names = {int: "a whole number", float: "a number", str: "a text"}
+    raise OptionError(f"{where}: {name}={value!r} is not {names[kind]}")

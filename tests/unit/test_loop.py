@@ -54,7 +54,7 @@ def run(loop: EngineLoop) -> None:
     raise AssertionError("the loop does not come to an end")
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- answers
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_a_request_gets_the_tokens_that_the_model_says(prompt: list[int]) -> None:
     loop, _, _ = fake_loop()
@@ -134,7 +134,7 @@ def test_prompt_logits_survive_preemption_and_neighbors() -> None:
     assert model.num_calls > 0
 
 
-# -- the end of a request -------------------------------------------------------------------------------------------------
+# -- the end of a request
 def end_of(prompt: list[int]) -> int:
     return greedy_reference(prompt, 1)[0]
 
@@ -219,7 +219,7 @@ def test_the_phases_of_a_request_are_stamped_in_order() -> None:
     assert stamps == sorted(stamps)  # type: ignore[type-var]  # none is None
 
 
-# -- cancel --------------------------------------------------------------------------------------------------------------
+# -- cancel
 def test_a_cancelled_request_frees_its_blocks() -> None:
     loop, scheduler, _ = fake_loop()
     inbox = submit(loop, [1, 2, 3])
@@ -270,7 +270,7 @@ def test_a_name_can_be_used_again_after_the_end() -> None:
     assert second.token_ids == greedy_reference([2], 10)
 
 
-# -- what must not kill the loop -----------------------------------------------------------------------------------------
+# -- what must not kill the loop
 def test_a_failed_forward_pass_ends_its_requests_and_the_loop_goes_on() -> None:
     loop, scheduler, model = fake_loop(max_num_seqs=2)
     model.fail_at = {2}
@@ -342,7 +342,7 @@ def test_a_full_queue_says_come_back_later() -> None:
     submit(loop, [1], "later")
 
 
-# -- exactly one terminal event, whatever happens ---------------------------------------------------------------------------
+# -- exactly one terminal event, whatever happens
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 12)),
@@ -406,7 +406,7 @@ def test_every_request_ends_in_exactly_one_terminal_event(
     assert stats.num_running == stats.num_waiting == 0
 
 
-# -- the thread ------------------------------------------------------------------------------------------------------------
+# -- the thread
 def test_a_loop_with_a_thread_serves_many_threads_and_drains_when_stopped() -> None:
     loop, scheduler, _ = fake_loop()
     loop.start()

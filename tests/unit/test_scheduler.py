@@ -39,7 +39,7 @@ def by_name(schedule: Schedule) -> dict[str, int]:
     return {request.request_id: count for request, count in schedule.num_tokens.items()}
 
 
-# -- a step is a map request → number of tokens ------------------------------------------------------------------------
+# -- a step is a map request → number of tokens
 def test_the_whole_admission_wave_is_one_step() -> None:
     scheduler = a_scheduler()
     add(scheduler, a_request("a", 3), a_request("b", 5), a_request("c", 2))
@@ -72,7 +72,7 @@ def test_the_width_is_never_exceeded() -> None:
     assert step(scheduler) == {"a": 1, "b": 1}
 
 
-# -- first come, first served -------------------------------------------------------------------------------------------
+# -- first come, first served
 def test_nobody_passes_the_head_of_the_line() -> None:
     scheduler = a_scheduler(num_blocks=8)
     add(scheduler, a_request("a", 8, 13), a_request("big", 24, 5), a_request("small", 1, 1))
@@ -103,7 +103,7 @@ def test_the_reserve_keeps_room_for_growth(reserve: float, is_admitted: bool) ->
     assert ("b" in step(scheduler)) is is_admitted
 
 
-# -- preemption ----------------------------------------------------------------------------------------------------------
+# -- preemption
 def test_when_the_pool_is_dry_the_youngest_is_recomputed() -> None:
     scheduler = a_scheduler(num_blocks=5, reserve=0.0)
     old, young = a_request("old", 8, 8), a_request("young", 8, 8)
@@ -190,7 +190,7 @@ def test_whatever_the_limits_everything_ends_and_in_order(
         assert scheduler.num_preemptions == 0
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- refusals
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(RequestError, match="empty"):
         a_scheduler().check(a_request("a", 0))
@@ -203,7 +203,7 @@ def test_a_token_id_outside_the_vocabulary_is_refused(token_id: Any) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_counts() -> None:
-    with pytest.raises(ContextLengthError, match="64 tokens.*max_model_len=64.*by 1 tokens") as caught:
+    with pytest.raises(ContextLengthError, match=r"64 tokens.*max_model_len=64.*by 1 tokens") as caught:
         a_scheduler().check(a_request("a", 64, None))
 
     assert caught.value.code == "context_length_exceeded"

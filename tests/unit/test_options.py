@@ -1,0 +1,106 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pocketllm.engine.options import SWITCHABLE, EngineOptions, option_names, resolve_options
+from pocketllm.errors import OptionError
+
+
+def write_project(folder: Path, text: str) -> Path:
+    (folder / "pocketllm.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "file_value", "expected", "source"),
+    [
+        (3, "4", 5, 3, "flag"),
+        (3, None, None, 3, "flag"),
+        (None, "4", 5, 4, "environment POCKETLLM_MAX_NUM_SEQS"),
+        (None, "4", None, 4, "environment POCKETLLM_MAX_NUM_SEQS"),
+        (None, None, 5, 5, "file pocketllm.toml"),
+        (None, None, None, 8, "default"),
+    ],
+)
+def test_the_most_explicit_place_wins_and_is_remembered(
+    tmp_path: Path, flag: int | None, variable: str | None, file_value: int | None, expected: int, source: str
+) -> None:
+    environment = {} if variable is None else {"POCKETLLM_MAX_NUM_SEQS": variable}
+    write_project(tmp_path, "" if file_value is None else f"[engine]\nmax_num_seqs = {file_value}\n")
+    options = resolve_options({"max_num_seqs": flag}, environment, tmp_path)
+
+    assert options.max_num_seqs == expected
+    assert options.sources["max_num_seqs"] == source
+
+
+def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> None:
+    options = resolve_options({}, {}, tmp_path)
+
+    assert options == EngineOptions()
+    assert set(options.sources.values()) == {"default"}
+    assert set(options.sources) == set(options.as_dict()) == set(option_names())
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file_text", "parts"),
+    [
+        ({"max_num_seqs": 0}, {}, "", ["max_num_seqs=0", "flag", "at least 1"]),
+        ({"max_model_len": -5}, {}, "", ["max_model_len=-5", "flag"]),
+        ({}, {"POCKETLLM_THREADS": "0"}, "", ["threads=0", "POCKETLLM_THREADS"]),
+        ({}, {"POCKETLLM_THREADS": "two"}, "", ["POCKETLLM_THREADS", "'two'", "whole number"]),
+        ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),
+        ({}, {"POCKETLLM_BLOCK_SIZE": "1.5"}, "", ["POCKETLLM_BLOCK_SIZE", "whole number"]),
+        ({}, {"POCKETLLM_MODEL": " "}, "", ["model", "POCKETLLM_MODEL", "empty"]),
+        ({}, {}, "[engine]\nreserve = 1.5\n", ["reserve=1.5", "pocketllm.toml"]),
+        ({}, {}, "[engine]\nprefill_chunk = 1.5\n", ["pocketllm.toml", "prefill_chunk=1.5", "whole number"]),
+        ({}, {}, "[engine]\nmax_num_seqs = true\n", ["pocketllm.toml", "max_num_seqs=True", "whole number"]),
+        ({}, {}, "[engine]\nmodel = 5\n", ["pocketllm.toml", "model=5", "text"]),
+        ({}, {}, "[engine]\nblock_size = inf\n", ["pocketllm.toml", "block_size=inf"]),
+        ({}, {}, "[engine]\nwidth = 3\n", ["pocketllm.toml", "'width'", "max_num_seqs"]),
+        ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
+        ({}, {}, "[engine\n", ["pocketllm.toml", "not valid TOML"]),
+        ({"widht": 3}, {}, "", ["'widht'", "known"]),
+        ({"max_num_batched_tokens": 4}, {}, "", ["max_num_batched_tokens=4 (flag)", "max_num_seqs=8 (default)"]),
+    ],
+)
+def test_a_bad_value_is_refused_naming_its_place(
+    tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], file_text: str, parts: list[str]
+) -> None:
+    write_project(tmp_path, file_text)
+    with pytest.raises(OptionError) as caught:
+        resolve_options(flags, environment, tmp_path)
+
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_project_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pocketllm.toml").write_bytes(b"\xff\xfe")
+
+    with pytest.raises(OptionError, match=r"pocketllm\.toml"):
+        resolve_options({}, {}, tmp_path)
+
+
+def test_a_project_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pocketllm.toml").mkdir()
+
+    with pytest.raises(OptionError, match="cannot be read"):
+        resolve_options({}, {}, tmp_path)
+
+
+def test_other_tables_of_the_project_file_are_left_alone(tmp_path: Path) -> None:
+    write_project(tmp_path, "[bench]\nanything = 1\n")
+
+    assert resolve_options({}, {}, tmp_path) == EngineOptions()
+
+
+def test_a_whole_float_from_the_file_is_a_whole_number(tmp_path: Path) -> None:
+    write_project(tmp_path, "[engine]\nreserve = 1\nkv_cache_bytes = 1e9\n")
+    options = resolve_options({}, {}, tmp_path)
+
+    assert (options.reserve, options.kv_cache_bytes) == (1.0, 1_000_000_000)
+
+
+def test_switchable_options_are_options() -> None:
+    assert set(option_names()) >= SWITCHABLE
