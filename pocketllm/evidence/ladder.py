@@ -16,7 +16,7 @@ until the same check passes again; UNRECORDED, NOT JUDGED and an INVALID bench r
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pocketllm.evidence.freshness import UNKNOWN, freshness_of
 from pocketllm.evidence.schema import KINDS
@@ -83,6 +83,15 @@ class LadderRow:
     @property
     def words(self) -> str:
         return WORDS[self.rung]
+
+    @classmethod
+    def unproven(cls, model: str, sha256: str) -> Self:
+        """The row of a model that no record speaks of."""
+        return cls(model, "", sha256, "any", 0, UNKNOWN, (), "an inspect record of this checkpoint")
+
+    def renamed(self, model: str) -> Self:
+        """The same row under another name of the model."""
+        return replace(self, model=model)
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON has it."""

@@ -296,15 +296,18 @@ def facts(*pairs: tuple[str, Any]) -> list[str]:
     for name, value in pairs:
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)
         if text:
-            lines += textwrap.wrap(
-                text, WIDTH, initial_indent=f"{INDENT}{name:<16}  ", subsequent_indent=INDENT + " " * 18
-            )
+            lines += fold(text, f"{INDENT}{name:<16}  ", INDENT + " " * 18)
     return lines
 
 
 def wrap(text: str) -> list[str]:
     """One item, wrapped with a hanging indent."""
-    return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT * 2)
+    return fold(text, INDENT, INDENT * 2)
+
+
+def fold(text: str, first: str, rest: str) -> list[str]:
+    """A text in lines of 80; names with hyphens stay whole."""
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def join_pairs(values: Any, separator: str = "=", skip: Sequence[str] = ()) -> str:

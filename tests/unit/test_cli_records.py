@@ -158,7 +158,7 @@ def test_a_broken_file_is_told_and_the_rest_listed(folder: Path) -> None:
 def test_a_killed_run_is_listed_as_incomplete(folder: Path) -> None:
     RecordWriter("golden", {"device_class": "cpu", "model": MODEL}, record_dir())
 
-    assert "incomplete: nothing compared (smollm2-135m)" in call("ls").stdout
+    assert "incomplete: nothing compared" in call("ls").stdout
 
 
 def test_the_page_of_a_bench_run_shows_arms_intervals_checks_machine_and_code(folder: Path) -> None:
