@@ -91,7 +91,7 @@ def ladder_part(model: str, source: Source) -> Iterator[str]:
         return
     yield LADDER_HEAD
     for row in shown:
-        links = ", ".join(link(proof.path, proof.run_id) for proof in row.proofs)
+        links = ", ".join(dict.fromkeys(link(proof.path, proof.run_id) for proof in row.proofs))
         cells = (f"`{row.model}`", row.architecture, row.device_class, f"{row.rung} {row.words}", row.missing, links)
         yield "| " + " | ".join(cells) + " |"
 

@@ -1,0 +1,357 @@
+"""`pocketllm models`: the ladder matrix, the pages held to it, and the cache."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pocketllm.cli.main import app
+from pocketllm.engine.weights import catalog
+from pocketllm.errors import RecordError
+from pocketllm.evidence.ladder import LadderRow
+from pocketllm.evidence.model_pages import Source, overclaims, regenerate
+from pocketllm.evidence.store import RecordWriter, keep
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = CliRunner()
+SHA = catalog.CATALOG["smollm2-135m"].sha256
+MODEL = {"name": "SmolLM2-copy", "sha256": SHA, "architecture": "llama", "quant_types": ["F32", "Q4_1"]}
+
+
+def call(*words: str, expected: int = 0) -> Any:
+    result = RUNNER.invoke(app, ["models", *words], catch_exceptions=False)
+    assert result.exit_code == expected, result.output
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory and a cache with nothing in them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POCKETLLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def kept(kind: str, rows: list[dict[str, Any]], end: dict[str, Any] | None = None, **document: Any) -> str:
+    """A record written and kept under ./records, as the commands do it."""
+    with RecordWriter(kind, {"device_class": "cpu", "model": MODEL, **document}, Path("records/local")) as record:
+        record.append(rows)
+        path = record.finish(end)
+    keep(path)
+    return record.run_id
+
+
+def bench(served: bool, **more: Any) -> str:
+    return kept(
+        "bench",
+        [{"arm": "base"}],
+        {
+            "checks": [],
+            "results": [
+                {"metric": "prefill", "arm": "peer", "role": "candidate", "ratio": 0.5, "low": 0.49, "high": 0.51}
+                | {"verdict": "FASTER"}
+            ],
+            "medians": {"prefill": {"base": 0.002, "peer": 0.001}},
+            "valid": True,
+            "null_valid": True,
+            "served": served,
+            **more,
+        },
+        scenario="prefill",
+        workload={"n_prompt": 256, "n_out": 1},
+        arms=[{"name": "base", "role": "baseline"}, {"name": "peer", "role": "candidate"}],
+        schedule=[],
+        seed=1,
+    )
+
+
+def golden(outcome: str = "IDENTICAL") -> str:
+    row = {"case": "capital", "check": "tokens", "stream": False, "concurrency": 1, "outcome": outcome}
+    http = {**row, "entry_point": "http_chat"}
+    return kept(
+        "golden",
+        [
+            {**row, "entry_point": "generate"},
+            http,
+            {**http, "stream": True, "concurrency": 2},
+            {**http, "check": "cancel"},
+            {**http, "check": "shutdown"},
+        ],
+    )
+
+
+def prove_rung_4() -> list[str]:
+    parity = {"subject": "logits", "oracle": "float", "n": 512, "kl": 1e-7, "passed": True}
+    ids = [kept("inspect", [], {"report": {"errors": []}}), kept("parity", [parity]), golden()]
+    return [*ids, bench(served=True)]
+
+
+PAGE = """# A page
+
+<!-- generated: ladder smollm2-135m -->
+outdated
+<!-- end -->
+
+between
+
+<!-- generated: performance smollm2-135m -->
+<!-- end -->
+"""
+
+
+def pages(text: str = PAGE, name: str = "smollm2-135m.md") -> Path:
+    page = Path("docs/models") / name
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text)
+    return page
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+def test_catalog_models_without_records_are_unproven(folder: Path) -> None:
+    result = call()
+
+    assert [line.split()[:4] for line in result.stdout.splitlines()[1:]] == [
+        [name, "any", "0", "unproven"] for name in catalog.CATALOG
+    ]
+    assert "without records nothing is proved" in result.stderr
+
+
+def test_the_matrix_shows_rung_and_proofs_under_the_catalog_s_name(folder: Path) -> None:
+    ids = prove_rung_4()
+
+    text = call().stdout
+
+    assert "smollm2-135m  llama         cpu     4 text + server" in text
+    assert "SmolLM2-copy" not in text
+    assert all(run_id in text for run_id in ids)
+    rows = {row["model"]: row for row in json.loads(call("--json").stdout)}
+    assert (rows["smollm2-135m"]["rung"], rows["smollm2-135m"]["words"]) == (4, "text + server")
+    assert rows["gemma3-270m"]["rung"] == 0
+
+
+def test_showing_a_model_tells_its_proofs_and_what_the_next_rung_lacks(folder: Path) -> None:
+    run_id = kept("inspect", [], {"report": {"errors": []}})
+
+    text = call("show", "smollm2-135m").stdout
+
+    assert "cpu: rung 1 of 4, inspect only" in text
+    assert run_id in text
+    assert "next: a parity record of family llama" in text
+    assert "pocketllm models pull smollm2-135m" in text
+    assert json.loads(call("show", "smollm2-135m", "--json").stdout)["ladder"][0]["rung"] == 1
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(folder: Path) -> None:
+    assert "known: smollm2-135m, gemma3-270m" in call("show", "smol", expected=2).stderr
+
+
+def test_a_record_that_cannot_be_read_is_an_error_and_not_a_lower_rung(folder: Path) -> None:
+    prove_rung_4()
+    next(Path("records/parity").rglob("*.parquet")).write_text("no parquet")
+
+    assert "is not a Parquet file" in call(expected=2).stderr
+
+
+# -- the pages ---------------------------------------------------------------------------------------------------------
+def test_the_tables_of_a_page_are_written_from_records_and_pass_the_check(folder: Path) -> None:
+    ids = prove_rung_4()
+    page = pages()
+
+    assert call("docs").stdout.strip() == page.as_posix()
+
+    text = page.read_text()
+    assert "outdated" not in text
+    assert "between" in text
+    assert "| `smollm2-135m` | llama | cpu | 4 text + server |" in text
+    assert "| prefill, 256 in / 1 out | base | 500.0 | 1 | baseline |" in text
+    assert "| prefill, 256 in / 1 out | peer | 1000.0 | 0.500× (0.490–0.510) | FASTER |" in text
+    for run_id in ids:
+        target = text.split(f"[{run_id[:12]}](")[1].split(")")[0]
+        assert (page.parent / target).is_file()
+    assert call("docs").stdout == ""
+    call("check")
+
+
+def test_only_the_newest_of_equal_runs_and_no_invalid_one_stands_in_the_table(folder: Path) -> None:
+    old = bench(served=False)
+    new = bench(served=False)
+    with RecordWriter(
+        "bench", {"device_class": "cpu", "scenario": "x", "arms": [], "schedule": [], "seed": 1}, Path()
+    ) as r:
+        invalid = keep(
+            r.finish({"checks": [], "results": [], "valid": False, "null_valid": False, "served": False}), force=True
+        )
+    page = pages()
+
+    call("docs")
+
+    text = page.read_text()
+    assert f"/{new}.parquet" in text
+    assert f"/{old}.parquet" not in text
+    assert invalid.name not in text
+
+
+def test_a_page_that_claims_what_was_later_disproved_fails_the_check(folder: Path) -> None:
+    prove_rung_4()
+    pages()
+    call("docs")
+    golden("REGRESSION")
+
+    result = call("check", expected=1)
+
+    assert "claims rung 4 (text + server) for smollm2-135m on cpu, records prove 2 (experimental)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "exit_code"),
+    [
+        ("smollm2-135m.md", "It reached rung 1.", 0),
+        ("smollm2-135m.md", "It reached Rung 2 on Monday.", 1),
+        ("smollm2-135m.md", "| `smollm2-135m` | llama | cpu | 1 inspect only | | |", 0),
+        ("smollm2-135m.md", "| `smollm2-135m` | llama | cpu | 2 experimental | | |", 1),
+        ("smollm2-135m.md", "| smollm2-135m | llama | cuda | 1 inspect only | | |", 1),
+        ("smollm2-135m.md", "| smollm2-135m | llama | cpu | 9 better than all | | |", 1),
+        ("gemma3-270m.md", "rung 1", 1),
+        ("README.md", "rung 1", 0),
+        ("README.md", "rung 2", 1),
+        ("README.md", "| gemma3-270m | gemma3 | cpu | 1 inspect only | | |", 1),
+        ("README.md", "| unheard-of | llama | cpu | 1 inspect only | | |", 1),
+    ],
+)
+def test_every_claim_in_a_page_is_held_to_the_records(folder: Path, name: str, line: str, exit_code: int) -> None:
+    kept("inspect", [], {"report": {"errors": []}})
+    pages(f"# Page\n\n{line}\n", name)
+
+    result = call("check", expected=exit_code)
+
+    assert (f"{name}:3: claims rung" in result.stdout) == bool(exit_code)
+
+
+def test_records_of_other_weights_under_the_catalog_s_name_prove_nothing(folder: Path) -> None:
+    other = {**MODEL, "name": "smollm2-135m", "sha256": "0" * 64}
+    kept("inspect", [], {"report": {"errors": []}}, model=other)
+    pages("rung 1\n")
+
+    call("check", expected=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("<!-- generated: ladder * -->\n", "has no '<!-- end -->'"),
+        ("<!-- end -->\n", "x.md:1: unexpected marker"),
+        ("<!-- generated: ladder * -->\n<!-- generated: ladder * -->\n<!-- end -->\n", "x.md:2: unexpected marker"),
+        ("<!-- generated: ladder -->\n<!-- end -->\n", "x.md:1: unexpected marker"),
+        ("<!-- generated: poem * -->\n<!-- end -->\n", "no generated part 'poem'; known: ladder, performance"),
+    ],
+)
+def test_markers_that_do_not_pair_are_refused_and_the_page_left_alone(folder: Path, text: str, complaint: str) -> None:
+    page = pages(text, "x.md")
+
+    assert complaint in call("docs", expected=2).stderr
+    assert page.read_text() == text
+
+
+def test_a_folder_without_pages_is_refused(folder: Path) -> None:
+    assert "no pages in docs/models" in call("check", expected=2).stderr
+    assert "no pages in elsewhere" in call("docs", "--docs", "elsewhere", expected=2).stderr
+
+
+@given(rung=st.integers(0, 4), claimed=st.integers(0, 9))
+def test_exactly_the_claims_above_the_proof_are_found(rung: int, claimed: int) -> None:
+    row = LadderRow("m", "llama", "f" * 64, "cpu", rung, "unknown", (), "")
+    source = Source([row], [], {})
+
+    found = list(overclaims("m.md", f"rung {claimed}\n| m | llama | cpu | {claimed} x | | |\n", source))
+
+    assert len(found) == (2 if claimed > rung else 0)
+    written = regenerate("m.md", "<!-- generated: ladder m -->\n<!-- end -->\n", source)
+    assert not list(overclaims("m.md", written, source))
+    assert regenerate("m.md", written, source) == written
+
+
+def test_the_pages_of_this_repository_claim_no_more_than_its_records_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    call("check")
+
+
+def test_a_page_without_generated_parts_is_left_as_it_is() -> None:
+    text = "# Title\n\ntext\n"
+
+    assert regenerate("x.md", text, Source([], [], {})) == text
+    with pytest.raises(RecordError):
+        regenerate("x.md", text + "<!-- end -->", Source([], [], {}))
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+def cached(folder: Path, name: str = "smollm2-135m") -> Path:
+    """A sparse file of the right size where the catalog's model would lie."""
+    path = catalog.cached_path(catalog.CATALOG[name])
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(catalog.CATALOG[name].num_bytes)
+    return path
+
+
+def test_the_cache_is_listed_with_what_is_not_fetched(folder: Path) -> None:
+    assert call("ls").stdout == ""
+    assert json.loads(call("ls", "--json").stdout) == []
+
+    path = cached(folder)
+
+    result = call("ls")
+    assert "smollm2-135m  98.4 MB" in result.stdout
+    assert "not fetched: gemma3-270m" in result.stderr
+    assert json.loads(call("ls", "--json").stdout) == [{"name": "smollm2-135m", "bytes": 98_362_432, "path": str(path)}]
+
+
+def test_a_model_in_the_cache_is_not_fetched_again(folder: Path) -> None:
+    path = cached(folder)
+
+    assert call("pull", "smollm2-135m").stdout.strip() == str(path)
+    assert str(path) in json.loads(call("show", "smollm2-135m", "--json").stdout)["cached"]
+
+
+def test_pulling_an_unknown_model_is_refused(folder: Path) -> None:
+    assert "did you mean smollm2-135m" in call("pull", "smollm2", expected=2).stderr
+
+
+def test_removing_wants_a_yes(folder: Path) -> None:
+    path = cached(folder)
+
+    assert "add --yes" in call("rm", "smollm2-135m", expected=2).stderr
+    assert path.exists()
+
+    assert "98.4 MB freed" in call("rm", "smollm2-135m", "--yes").stderr
+    assert not path.exists()
+    assert "not in the cache" in call("rm", "smollm2-135m", "--yes", expected=2).stderr
+    assert "no model named" in call("rm", "../../etc", "--yes", expected=2).stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no-pseudo-terminals")
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", True), (b"y\n", False)])
+def test_somebody_at_a_terminal_is_asked(folder: Path, answer: bytes, left: bool) -> None:
+    import pty
+
+    path = cached(folder)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from pocketllm.cli.main import app; app()", "models", "rm", "smollm2-135m"]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ}
+    )
+    os.write(ours, answer)
+    _, told = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+
+    assert process.returncode == 0
+    assert path.exists() == left
+    assert b"98.4 MB) from the cache?" in told
