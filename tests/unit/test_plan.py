@@ -1,0 +1,232 @@
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.models.contract import KVSpec, ModelCapability
+from pocketllm.engine.options import EngineOptions
+from pocketllm.engine.plan import make_plan, plan_memory
+from pocketllm.errors import UnsupportedFeatureError
+
+MIB = 1 << 20
+CAPABILITY = BackendCapability(
+    name="fake",
+    device="cpu",
+    device_name="a fake processor",
+    ops=frozenset({"embed", "linear"}),
+    quant_types=frozenset({"F32", "Q4_0"}),
+    weight_bytes_per_element=4.0,
+    kv_element_bytes=4,
+    batch_invariant_width=1024,
+    memory_bytes=64 * MIB,
+    numerics_version="fake-1",
+)
+
+
+@dataclass(frozen=True)
+class FakeTensor:
+    name: str
+    shape: tuple[int, ...]
+    quant_type: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class FakeCheckpoint:
+    tensors: Mapping[str, FakeTensor]
+    metadata: Mapping[str, Any] = field(default_factory=lambda: {"general.architecture": "fake"})
+
+    def data(self, name: str) -> Any:
+        raise AssertionError("a plan reads no weight")
+
+    values = data
+
+
+@dataclass(frozen=True)
+class FakeFamily:
+    architecture: str = "fake"
+    capability: ModelCapability = ModelCapability(required_ops=frozenset({"embed"}))  # noqa: RUF009  # frozen too
+    context: int = 1024
+    reasons: Sequence[str] = ()
+
+    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
+        return KVSpec(num_layers=2, num_kv_heads=2, key_dim=64, value_dim=64)
+
+    def context_length(self, metadata: Mapping[str, Any]) -> int:
+        return self.context
+
+    def unmet(self, checkpoint: Any) -> Sequence[str]:
+        return self.reasons
+
+    def load(self, checkpoint: Any, ops: Any, max_model_len: int) -> Any:
+        raise AssertionError("a plan loads nothing")
+
+
+def checkpoint(**quant_types: str) -> FakeCheckpoint:
+    types = {"embed": "Q4_0", "norm": "F32", **quant_types}
+    shapes = {name: (64,) if "norm" in name else (64, 64) for name in types}
+    return FakeCheckpoint({n: FakeTensor(n, shapes[n], quant_type, 2304) for n, quant_type in types.items()})
+
+
+def plan(
+    family: FakeFamily | str = FakeFamily(),  # frozen
+    capability: BackendCapability = CAPABILITY,
+    tensors: FakeCheckpoint | None = None,
+    **options: Any,
+) -> Any:
+    return make_plan(EngineOptions(**options), family, capability, tensors or checkpoint(), model="m")  # type: ignore[arg-type]  # a fake
+
+
+def reasons(*args: Any, **kwargs: Any) -> tuple[str, ...]:
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        plan(*args, **kwargs)
+    return caught.value.reasons
+
+
+# -- what a plan says
+def test_a_plan_says_what_will_run_and_what_it_costs() -> None:
+    made = plan()
+
+    assert (made.model, made.architecture, made.backend, made.device_name) == ("m", "fake", "fake", "a fake processor")
+    assert made.quant_types == {"F32": {"tensors": 1, "bytes": 2304}, "Q4_0": {"tensors": 1, "bytes": 2304}}
+    assert made.weights_bytes == 4 * (64 + 64 * 64)
+    assert made.kv_bytes_per_token == 2 * 2 * 128 * 4
+    assert made.limits.max_model_len == made.context_length == 1024
+    assert made.kv_bytes == 8 * 1024 * 2048 == made.limits.num_blocks * 16 * 2048
+    assert made.notes == ()
+
+
+def test_a_plan_is_json_with_every_option_and_its_source() -> None:
+    made = plan(max_num_seqs=2).as_dict()
+
+    assert json.loads(json.dumps(made)) == made
+    assert made["max_num_seqs"] == made["options"]["max_num_seqs"] == 2
+    assert made["num_blocks"] == 128
+
+
+def test_packed_weights_take_what_they_take_in_the_file() -> None:
+    assert plan(capability=replace(CAPABILITY, weight_bytes_per_element=None)).weights_bytes == 2 * 2304
+
+
+def test_a_step_wider_than_the_invariant_width_is_noted() -> None:
+    [note] = plan(capability=replace(CAPABILITY, batch_invariant_width=1)).notes
+
+    assert "512 rows" in note
+    assert "up to 1" in note
+
+
+def test_a_cache_for_fewer_full_requests_than_the_width_is_noted() -> None:
+    [note] = plan(kv_cache_bytes=3 * 1024 * 2048).notes
+
+    assert "3 requests" in note
+
+
+# -- every reason why not
+def test_all_reasons_are_given_at_once() -> None:
+    found = reasons(
+        FakeFamily(capability=ModelCapability(frozenset({"embed", "mla"}), max_num_seqs=1), reasons=["no rope"]),
+        tensors=checkpoint(a="Q9_X", b="Q9_X", c="IQ7"),
+    )
+
+    assert len(found) == 5
+    assert found[0] == "no rope"
+    assert "IQ7" in found[1]
+    assert "such as c" in found[1]
+    assert "Q9_X (2 tensors, such as a)" in found[2]
+    assert "no op mla" in found[3]
+    assert "at most 1 requests" in found[4]
+
+
+def test_an_unknown_architecture_is_told_with_what_else_is_wrong() -> None:
+    found = reasons("no model family 'foo'; known: llama", tensors=checkpoint(a="Q9_X"))
+
+    assert found[0] == "no model family 'foo'; known: llama"
+    assert "Q9_X" in found[1]
+
+
+def test_a_vector_may_be_of_a_plain_type_that_no_matrix_has() -> None:
+    assert plan(tensors=checkpoint(norm="BF16")).architecture == "fake"
+    assert "BF16" in reasons(tensors=checkpoint(embed="BF16"))[0]
+
+
+def test_a_context_longer_than_the_checkpoints_is_refused() -> None:
+    [reason] = reasons(max_model_len=1025)
+
+    assert "1025" in reason
+    assert "1024" in reason
+
+
+def test_a_cache_too_small_for_one_request_is_refused() -> None:
+    [reason] = reasons(kv_cache_bytes=1024 * 2048 - 1)
+
+    assert "fewer than one request of max_model_len=1024" in reason
+    assert str(1024 * 2048) in reason
+
+
+def test_memory_that_is_not_there_is_refused_with_a_length_that_fits() -> None:
+    [reason] = reasons(FakeFamily(context=1 << 20))
+
+    assert "of 0.06 GiB available" in reason
+    fitting = int(reason.rsplit("--max-model-len ", 1)[1].split()[0])
+    assert plan(FakeFamily(context=1 << 20), max_model_len=fitting).limits.max_model_len == fitting
+    assert reasons(FakeFamily(context=1 << 20), max_model_len=fitting + 16)
+
+
+def test_weights_alone_too_large_ask_for_a_smaller_checkpoint() -> None:
+    [reason] = reasons(capability=replace(CAPABILITY, memory_bytes=1000))
+
+    assert "smaller checkpoint" in reason
+
+
+def test_memory_that_cannot_be_read_refuses_nothing() -> None:
+    made = plan(FakeFamily(context=1 << 20), capability=replace(CAPABILITY, memory_bytes=None))
+
+    assert made.limits.max_model_len == 1 << 20
+
+
+def test_a_family_that_cannot_split_a_prompt_says_so() -> None:
+    whole = ModelCapability(frozenset(), supports_chunked_prefill=False)
+
+    assert "cannot split a prompt" in reasons(FakeFamily(capability=whole))[0]
+    assert plan(FakeFamily(capability=whole), prefill_chunk=512).limits.prefill_chunk == 512
+
+
+@given(
+    st.integers(1, 4096),
+    st.integers(1, 16),
+    st.integers(1, 64),
+    st.integers(1, 10_000),
+    st.integers(0, 1 << 30),
+    st.one_of(st.none(), st.integers(0, 1 << 32)),
+)
+def test_an_accepted_memory_plan_holds_one_full_request_within_memory(
+    context: int, max_num_seqs: int, block_size: int, per_token: int, weights: int, available: int | None
+) -> None:
+    options = EngineOptions(max_num_seqs=max_num_seqs, block_size=block_size)
+    memory = plan_memory(options, context, per_token, weights, available)
+
+    assert memory.max_model_len == context
+    assert memory.num_blocks * block_size >= context
+    used = weights + memory.num_blocks * block_size * per_token
+    assert bool(memory.reasons) == (available is not None and used > available)
+
+
+# -- the real thing
+def test_a_plan_of_a_real_checkpoint_needs_its_header_only(tiny_gguf: Path) -> None:
+    from pocketllm.engine.backends import select
+    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+
+    capability = select.choose_backend("reference").capability
+    assert capability is not None
+    made = make_plan(EngineOptions(), find_family("llama"), capability, open_checkpoint(tiny_gguf))
+
+    assert made.architecture == "llama"
+    assert made.backend == "reference"
+    assert made.weights_bytes > 0
