@@ -75,11 +75,9 @@ class Checkpoint:
         return self._sha256[path]
 
     def sha256(self) -> str:
-        """SHA-256 of the file; for a split checkpoint, of the lines `digest  name` of its files in order."""
-        if len(self.files) == 1:
-            return self.file_sha256(self.files[0])
-        lines = "".join(f"{self.file_sha256(path)}  {path.name}\n" for path in self.files)
-        return hashlib.sha256(lines.encode()).hexdigest()
+        """SHA-256 of the file; for a split checkpoint, of its files' hex digests in order, joined by newlines."""
+        digests = [self.file_sha256(path) for path in self.files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def close(self) -> None:
         """Let the files go; views that are still held keep their bytes."""

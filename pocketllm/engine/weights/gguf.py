@@ -78,7 +78,9 @@ class Metadata(Mapping[str, Any]):
         if key not in self._decoded:
             value = self._values[key]
             self._decoded[key] = self._open.decode(value.type_id, value.offset, key)[0]
-        return self._decoded[key]
+        decoded = self._decoded[key]
+        # a list of the caller's own: what one reader does to it must not reach the next
+        return list(decoded) if isinstance(decoded, list) else decoded
 
     @property
     def _open(self) -> Reader:
