@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+TOOL = "pocketllm"
 PACKAGES = (
     *("numpy", "torch", "triton", "gguf", "tokenizers", "jinja2", "fastapi", "uvicorn"),
     *("pydantic", "httpx", "pyarrow", "pandas", "scipy", "psutil", "transformers"),
@@ -44,10 +45,8 @@ REDACTED = "***"
 
 def collect(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run document keys `tool`, `argv`, `code` (with package versions) and `machine`; takes tens of milliseconds."""
-    from pocketllm import __version__
-
     return {
-        "tool": {"name": "pocketllm", "version": __version__},
+        "tool": {"name": TOOL, **{"version": version for version in package_versions((TOOL,)).values()}},
         "argv": redact(sys.argv if argv is None else argv),
         "code": {**code_facts(), "python": platform.python_version(), "packages": package_versions()},
         "machine": {"hard": hard_facts(), "volatile": volatile_facts()},
@@ -187,11 +186,11 @@ def git(folder: Path, *words: str) -> bytes | None:
     return done.stdout
 
 
-def package_versions() -> dict[str, str]:
-    """Installed versions of PACKAGES, from their metadata: nothing is imported."""
+def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Installed versions of distributions, from their metadata: nothing is imported."""
 
     def versions() -> Iterator[tuple[str, str]]:
-        for name in PACKAGES:
+        for name in names:
             try:
                 yield name, importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pocketllm
 from pocketllm.evidence import provenance
 
 
@@ -94,7 +95,7 @@ def test_collected_facts_name_neither_host_nor_user_nor_folder() -> None:
 def test_facts_say_tool_code_packages_and_machine() -> None:
     facts = provenance.collect(["p"])
 
-    assert facts["tool"]["name"] == "pocketllm"
+    assert facts["tool"] == {"name": "pocketllm", "version": pocketllm.__version__}
     assert facts["code"]["packages"]["pyarrow"]
     assert facts["machine"]["hard"]["cores_usable"] >= 1
     assert facts["machine"]["hard"]["memory_gib"] >= 1
