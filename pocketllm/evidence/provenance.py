@@ -45,8 +45,9 @@ REDACTED = "***"
 
 def collect(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run document keys `tool`, `argv`, `code` (with package versions) and `machine`; takes tens of milliseconds."""
+    version = package_versions((TOOL,)).get(TOOL)
     return {
-        "tool": {"name": TOOL, **{"version": version for version in package_versions((TOOL,)).values()}},
+        "tool": {"name": TOOL} | ({"version": version} if version else {}),
         "argv": redact(sys.argv if argv is None else argv),
         "code": {**code_facts(), "python": platform.python_version(), "packages": package_versions()},
         "machine": {"hard": hard_facts(), "volatile": volatile_facts()},
