@@ -62,7 +62,7 @@ _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", *_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 _BLOOM = r" ?[^(\s|.,!?" + "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _GPT4O = (_camel(_CONTRACTION + "?", r"\p{N}{1,3}"),)
 _TEKKEN = (_camel("", r"\p{N}"),)
-_KIMI = r"\p{Han}+|" + _camel(_CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n", r"&&[^\p{Han}]")
+_KIMI = (r"\p{Han}+|" + _camel(_CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n", r"&&[^\p{Han}]"),)
 _BAILING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
 )
