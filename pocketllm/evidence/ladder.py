@@ -131,9 +131,19 @@ def compute(evidence: Iterable[Evidence]) -> list[LadderRow]:
     """The ladder of loaded records, by model name, then device class; pure. Freshness is left unknown."""
     ordered = sorted(evidence, key=lambda item: item.run_id)
     superseded = {run_id for item in ordered for run_id in item.document.get("supersedes") or ()}
-    # a mutated run must turn red: it speaks of the check, not of the model
-    counted = [item for item in ordered if item.run_id not in superseded and not item.document.get("mutate")]
+    counted = [item for item in ordered if item.run_id not in superseded and speaks_of_us(item)]
     return [climb(subject, counted) for subject in subjects(counted)]
+
+
+def speaks_of_us(item: Evidence) -> bool:
+    """Whether a record is about this engine: not a golden run mutated on purpose, nor runs against a server by URL.
+
+    A bench run by URL counts where its baseline is this engine, which the run has found out (`served`).
+    """
+    if item.kind == "golden":
+        selection = item.document.get("selection")
+        return not item.document.get("mutate") and not (isinstance(selection, Mapping) and selection.get("url"))
+    return item.kind != "bench" or item.document.get("isolation") != "attach" or item.document.get("served") is True
 
 
 def subjects(evidence: Sequence[Evidence]) -> list[Subject]:

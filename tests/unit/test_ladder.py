@@ -264,6 +264,21 @@ def test_a_mutated_run_is_red_on_purpose_and_not_evidence() -> None:
     assert rung(*WHOLE, make("golden", [row("generate", outcome="REGRESSION")], mutate="id")) == 4
 
 
+def test_a_golden_run_against_a_server_by_url_may_speak_of_another_engine() -> None:
+    foreign = make("golden", served_rows(), selection={"url": "http://127.0.0.1:8080"})
+
+    assert rung(INSPECT, PARITY, GENERATE, SERVED, foreign) == 3
+    assert rung(INSPECT, PARITY, GENERATE, SERVED, make("golden", served_rows(), selection={"url": None})) == 4
+
+
+def test_a_bench_run_whose_baseline_is_a_foreign_server_proves_nothing_of_ours() -> None:
+    foreign = make("bench", **BENCH, isolation="attach")
+    ours = make("bench", **{**BENCH, "served": True}, isolation="attach")
+
+    assert rung(INSPECT, PARITY, GENERATE, foreign) == 2
+    assert rung(INSPECT, PARITY, GENERATE, ours) == 3
+
+
 def test_a_superseded_record_no_longer_speaks() -> None:
     failure = make("golden", [row("generate", case="gone", outcome="REGRESSION")])
     correction = make("golden", [row("generate")], supersedes=[f"{len(WHOLE):026d}"])
