@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ EXIT_INTERRUPTED = 130
 BACKLOG = 128
 FLUSH_S = 2.0
 """What answers may take to leave once their requests have ended."""
+ECHO_S = 0.3
+"""Launchers forward a signal that the whole process group got as well: so soon after the first it is the same one."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -101,6 +104,7 @@ class Process:
         self._server: Server = self._app.state.server
         self._http = http_server(self._app)
         self._signals = 0
+        self._signaled_s = -ECHO_S
         self._drain: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -144,6 +148,10 @@ class Process:
         self._http.should_exit = True
 
     def _on_signal(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._signaled_s < ECHO_S:
+            return
+        self._signaled_s = now_s
         self._signals += 1
         if self._signals > 1:
             self._say("ending now")
