@@ -1,6 +1,6 @@
 """Paged causal attention in plain torch, one sequence at a time.
 
-The sums over keys are taken in tiles of TILE keys, first tile first, and keys past the end are zeros: so a query's
+The sums over keys are taken in tiles of TILE keys, first tile first, and keys past the end weigh zero: so a query's
 result is the same to the bit however its prompt was chunked, and whatever other sequences the step holds.
 """
 
@@ -36,7 +36,7 @@ class SequencePlan:
     length: int
     """Cached tokens after this step."""
     blocks: Tensor
-    """Its cache blocks in order, [ceil(length / block_size)]."""
+    """Its cache blocks in order, then any block as often as it takes to fill the last tile."""
     hidden: Tensor
     """True where a query may not look, [queries, 1, keys]: keys are padded to whole tiles."""
 
@@ -56,19 +56,19 @@ def plan_step(batch: ForwardBatch, block_size: int) -> StepPlan:
     for row in range(batch.num_seqs):
         first, last = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
         length = int(batch.seq_lens[row])
-        keys = np.arange(-(-length // TILE) * TILE)
-        hidden = keys[None, None, :] > batch.positions[first:last, None, None]
-        blocks = batch.block_table[row, : -(-length // block_size)].astype(np.int64)
+        num_keys = -(-length // TILE) * TILE
+        hidden = np.arange(num_keys) > batch.positions[first:last, None, None]
+        blocks = np.zeros(-(-num_keys // block_size), np.int64)
+        num_own = -(-length // block_size)
+        blocks[:num_own] = batch.block_table[row, :num_own]
         sequences.append(SequencePlan(first, last, length, torch.from_numpy(blocks), torch.from_numpy(hidden)))
     return StepPlan(batch, torch.from_numpy(batch.slot_mapping), sequences)
 
 
 def gather(cache: Tensor, plan: SequencePlan) -> Tensor:
-    """One sequence's keys or values of one layer, zeros past its length: [heads, keys in whole tiles, dim]."""
+    """One sequence's keys or values of one layer: [heads, keys in whole tiles, dim]; past its length, anything."""
     _, _, heads, dim = cache.shape
-    rows = torch.zeros(plan.hidden.shape[-1], heads, dim)
-    rows[: plan.length] = cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.length]
-    return rows.transpose(0, 1)
+    return cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.hidden.shape[-1]].transpose(0, 1)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: AttentionSpec) -> Tensor:
@@ -101,5 +101,6 @@ def paged_attention(q: Tensor, cache: PagedCache, layer: int, step: StepPlan, sp
     parts = []
     for plan in step.sequences:
         keys, values = gather(cache.keys[layer], plan), gather(cache.values[layer], plan)
+        values[:, plan.length :] = 0.0  # weighed with zero below, which would not quiet an infinity left by another
         parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden, spec))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,95 @@
+"""Run a family's model over the reference backend without the scheduler: steps written out by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.select import select_backend
+from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.weights.checkpoint import open_checkpoint
+
+Float32Array = npt.NDArray[np.float32]
+Step = Sequence[tuple[int, int]]
+"""(sequence, how many of its next tokens) for each sequence of one step."""
+
+
+class Driver:
+    """One loaded model with a paged cache; blocks are dealt out of order, as a long-running pool would have them."""
+
+    def __init__(self, path: Path, block_size: int = 16, num_blocks: int = 96) -> None:
+        self.checkpoint = open_checkpoint(path)
+        family = find_family(self.checkpoint.architecture)
+        assert family.unmet(self.checkpoint) == [], family.unmet(self.checkpoint)
+        self.ops = select_backend("reference", threads=1).ops
+        self.model = family.load(self.checkpoint, self.ops, max_model_len=block_size * num_blocks)
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.reset()
+
+    def reset(self) -> None:
+        """An empty cache."""
+        spec = self.model.kv_spec
+        self.cache = self.ops.new_kv_cache(
+            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, self.num_blocks, self.block_size
+        )
+        self.free = np.random.default_rng(3).permutation(self.num_blocks).tolist()
+        self.blocks: dict[int, list[int]] = {}
+        self.done: dict[int, int] = {}
+
+    def run(self, prompts: Sequence[Sequence[int]], steps: Sequence[Step]) -> list[Float32Array]:
+        """Logits of every position of every prompt that the steps covered: one [positions, vocab] a prompt."""
+        rows: list[list[Float32Array]] = [[] for _ in prompts]
+        for step in steps:
+            logits = self.step(prompts, step)
+            at = 0
+            for sequence, count in step:
+                rows[sequence].append(logits[at : at + count])
+                at += count
+        return [np.concatenate(part) if part else np.zeros((0, 0), np.float32) for part in rows]
+
+    def step(self, prompts: Sequence[Sequence[int]], step: Step) -> Float32Array:
+        """One forward; logits of all its tokens."""
+        batch = self.batch(prompts, step)
+        logits: Float32Array = self.model.logits(self.model.forward(batch, self.cache))
+        return logits
+
+    def batch(self, prompts: Sequence[Sequence[int]], step: Step) -> ForwardBatch:
+        """Give each sequence the blocks it needs and write the step down."""
+        ids, positions, slots, lengths = [], [], [], []
+        for sequence, count in step:
+            start = self.done.get(sequence, 0)
+            self.done[sequence] = start + count
+            table = self.blocks.setdefault(sequence, [])
+            while len(table) * self.block_size < start + count:
+                table.append(self.free.pop())
+            at = np.arange(start, start + count)
+            ids.extend(prompts[sequence][start : start + count])
+            positions.extend(at)
+            slots.extend(np.array(table)[at // self.block_size] * self.block_size + at % self.block_size)
+            lengths.append(start + count)
+        width = max(len(self.blocks[sequence]) for sequence, _ in step)
+        table = np.full((len(step), width), -1, np.int32)
+        for row, (sequence, _) in enumerate(step):
+            table[row, : len(self.blocks[sequence])] = self.blocks[sequence]
+        return ForwardBatch(
+            input_ids=np.array(ids, np.int32),
+            positions=np.array(positions, np.int32),
+            query_start_loc=np.cumsum([0, *(count for _, count in step)]).astype(np.int32),
+            seq_lens=np.array(lengths, np.int32),
+            block_table=table,
+            slot_mapping=np.array(slots, np.int64),
+            logit_rows=np.arange(len(ids), dtype=np.int32),
+        )
+
+
+def chunks(length: int, size: int) -> list[Step]:
+    """Steps that feed one sequence `size` tokens at a time."""
+    return [[(0, min(size, length - at))] for at in range(0, length, size)]
+
+
+def nmse(got: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    """Squared error over the squared size of what was expected."""
+    difference = got.astype(np.float64) - expected.astype(np.float64)
+    return float((difference**2).sum() / (expected.astype(np.float64) ** 2).sum())
