@@ -208,11 +208,8 @@ def power_words(result: Mapping[str, Any]) -> str:
     if result["mde"] <= result["margin"]:
         return f"{seen}."
     needed = result["blocks_to_resolve"]
-    more = f"about {needed} blocks" if needed else "more blocks than are practical"
-    return (
-        f"{seen}: the machine was too noisy in this run to judge a change of {percent(result['margin'])}; "
-        f"{more} would, or a quieter machine."
-    )
+    cure = f"about {needed} blocks would, or a quieter machine" if needed else "only a quieter machine would"
+    return f"{seen}: the machine was too noisy in this run to judge a change of {percent(result['margin'])}; {cure}."
 
 
 def notes(document: Mapping[str, Any]) -> list[str]:

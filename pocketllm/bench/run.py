@@ -119,14 +119,33 @@ class Run:
         Returns seconds of one request by arm, in order. NotJudgedError when an arm cannot answer.
         """
         answers: dict[str, Sample] = {}
-        seconds = []
+        seconds: list[float] = []
+        start = time.perf_counter()
         for arm in self.settings.arm_set.arms:
+            first = time.perf_counter()
             answers[arm.name] = self.ask(arm, None, "probe", f"{self.settings.seed}-agreement")
-            start = time.perf_counter()
+            second = time.perf_counter()
             self.ask(arm, None, "warmup", f"{self.settings.seed}-calibration-{arm.name}")
-            seconds.append(time.perf_counter() - start)
+            # the quicker of the two: a disturbed calibration must not refuse a run that would fit
+            seconds.append(min(second - first, time.perf_counter() - second))
+            self.refuse_early(seconds, time.perf_counter() - start)
         self.checks += agreement(answers)
         return seconds
+
+    def refuse_early(self, request_s: Sequence[float], spent_s: float) -> None:
+        """Do not warm up the other arms for a budget that cannot even hold arms as quick as the quickest so far."""
+        k, budget_s = len(self.settings.arm_set.arms), self.settings.budget_s
+        least = minimum_seconds([min(request_s)] * k, self.settings.requests)
+        if budget_s is not None and spent_s + least > budget_s:
+            raise self.budget_refusal(spent_s + least)
+
+    def budget_refusal(self, needed_s: float) -> OptionError:
+        """Why a budget cannot hold a run, and what would."""
+        k = len(self.settings.arm_set.arms)
+        return OptionError(
+            f"--budget {self.settings.budget_s:g}s cannot hold {whole_row_sets(MIN_BLOCKS, k)} blocks of {k} arms, the "
+            f"fewest that can be judged: they need about {minutes(needed_s)} here; raise --budget or ask for less"
+        )
 
     def fit(self, request_s: Sequence[float], spent_s: float) -> Fitted:
         """Blocks and requests a slot, by `--blocks` or by the budget that is left; OptionError when it cannot hold."""
@@ -141,11 +160,7 @@ class Run:
             return Fitted(blocks, requests, burnin, needed)
         fitted = fit_budget(request_s, settings.budget_s - spent_s, burnin, settings.requests)
         if fitted is None:
-            needed = minimum_seconds(request_s, settings.requests) + spent_s
-            raise OptionError(
-                f"--budget {settings.budget_s:g}s cannot hold {whole_row_sets(MIN_BLOCKS, k)} blocks of {k} arms, the "
-                f"fewest that can be judged: they need about {minutes(needed)} here; raise --budget or ask for less"
-            )
+            raise self.budget_refusal(minimum_seconds(request_s, settings.requests) + spent_s)
         return fitted
 
     # -- measuring -----------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class Design:
 class Fit:
     """θ̂ = ln(time ratio) of one contrast with its own residual df; `sd` is that of the residuals (of d, adjusted).
 
-    `position` is the effect of standing one slot later, `predecessor` that of following this arm rather than the
-    baseline; each comes with its standard error. Fields are scalars, or arrays over simulated runs.
+    `position` is the effect of standing one slot later, `predecessor` that of following this arm rather than another;
+    each comes with its standard error. Fields are scalars, or arrays over simulated runs.
     """
 
     estimate: Array
@@ -85,17 +85,16 @@ def make_design(slots: Sequence[Slot], arm: str, baseline: str, blocks: Sequence
     rows = []
     for block in blocks:
         mine, theirs = place[block, arm], place[block, baseline]
-        rows.append((1.0, float(mine.position - theirs.position), carry(mine, theirs, arm, baseline)))
+        rows.append((1.0, float(mine.position - theirs.position), carry(mine, theirs, arm)))
     full = np.asarray(rows, dtype=np.float64).reshape(len(blocks), 3)
     if len(blocks) - 3 >= MIN_RESIDUAL_DF and condition(full) <= MAX_CONDITION:
         return Design(full, True)
     return Design(full[:, :2], False)
 
 
-def carry(mine: Slot, theirs: Slot, arm: str, baseline: str) -> float:
-    """How much more this block's arm slot follows `arm` (against `baseline`) than its baseline slot does."""
-    after = {arm: 0.5, baseline: -0.5}
-    return after.get(mine.prev_arm or "", 0.0) - after.get(theirs.prev_arm or "", 0.0)
+def carry(mine: Slot, theirs: Slot, arm: str) -> float:
+    """Whether this block's arm slot follows `arm` (across a block's edge), less whether its baseline slot does."""
+    return float(mine.prev_arm == arm) - float(theirs.prev_arm == arm)
 
 
 def condition(matrix: Array) -> float:

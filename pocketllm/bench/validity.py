@@ -141,7 +141,7 @@ def order_checks(metric: str, arm: str, fit: Fit, k: int, margin: float) -> list
     severity = Severity.RUN if fit.n < DEFAULT_BLOCKS else Severity.NOTE
     found = [("V06", "first to last position", float(fit.position) * (k - 1), fit.position, fit.position_se)]
     if fit.predecessor is not None and fit.predecessor_se is not None:
-        what = f"following {arm} rather than the baseline"
+        what = f"following {arm} rather than another arm"
         found.append(("V07", what, float(fit.predecessor), fit.predecessor, fit.predecessor_se))
     return [
         Check(code, severity, math.expm1(size), f"{metric}, {arm}: {what} changes the time by {math.expm1(size):+.1%}")

@@ -186,7 +186,8 @@ class StreamReader:
 
     def events(self, piece: bytes) -> Iterator[dict[str, Any]]:
         """JSON events completed by this piece; comments and `[DONE]` are skipped."""
-        self._buffer += piece.replace(b"\r\n", b"\n")
+        # over the joined bytes: a cut may fall between a CR and its LF
+        self._buffer = (self._buffer + piece).replace(b"\r\n", b"\n")
         *whole, self._buffer = self._buffer.split(b"\n\n")
         for block in whole:
             lines = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]

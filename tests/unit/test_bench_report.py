@@ -1,0 +1,144 @@
+"""The report reads a document and nothing else; these are built by scripted runs."""
+
+import copy
+import doctest
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pocketllm.bench import report
+from pocketllm.bench.report import colored, render, render_plan
+from pocketllm.bench.verdict import Word
+from pocketllm.engine.options import EngineOptions
+from tests.unit.test_bench_run import Quiet, make_arms, run
+
+ANSI = re.compile(r"\033\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    return run(tmp_path_factory.mktemp("records")).document
+
+
+def test_a_report_fits_80_columns_with_the_null_arm_on_top(document: Mapping[str, Any]) -> None:
+    lines = render(document).splitlines()
+
+    assert max(map(len, lines)) <= 80
+    table = next(index for index, line in enumerate(lines) if line.startswith("arm "))
+    assert lines[table + 1].startswith("null ")
+    assert lines[table + 2].startswith("b ")
+    assert lines[table + 2].endswith("SLOWER")
+
+
+def test_both_readings_and_the_floor_stand_in_the_sentence(document: Mapping[str, Any]) -> None:
+    text = " ".join(render(document).split())
+
+    assert re.search(r"b decodes slower than base: 1\.2\d\d× time, 95 % CI 1\.\d{3}–1\.\d{3} \(0\.8\d\d× speed", text)
+    assert re.search(r"12 blocks; null [+-]0\.\d % \(the same process relabelled; floor 0\.\d %\)", text)
+
+
+def test_prefill_and_decode_rates_stand_apart(document: Mapping[str, Any]) -> None:
+    text = render(document)
+
+    assert re.search(r"^decode, tok/s +100\.\d +83\.\d +100\.\d$", text, re.MULTILINE)
+    assert re.search(r"^prefill, tok/s +100\.\d +83\.\d +100\.\d$", text, re.MULTILINE)
+    assert re.search(r"^first decode, ms +", text, re.MULTILINE)
+
+
+def test_color_changes_nothing_but_color(document: Mapping[str, Any]) -> None:
+    assert "\033[" not in render(document)
+    assert ANSI.sub("", render(document, colored)) == render(document)
+    assert "\033[31mSLOWER\033[0m" in render(document, colored)
+
+
+def test_an_invalid_run_shows_no_ratio_of_a_candidate(tmp_path: Path) -> None:
+    text = render(run(tmp_path, {"base": 0.01, "b": 0.012, "null": 0.0103}).document)
+
+    assert "INVALID, nothing is concluded: V05" in text
+    assert "1.20" not in text
+    assert re.search(r"^b +– +– +– +INVALID$", text, re.MULTILINE)
+
+
+def test_an_interrupted_run_shows_its_table_and_no_word(tmp_path: Path) -> None:
+    text = render(run(tmp_path, progress=Quiet(stop_after=20)).document)
+
+    assert "Interrupted: 6 whole blocks are kept, and no verdict is given." in text
+    assert not any(word.value in text for word in Word)
+
+
+def test_a_run_interrupted_at_once_still_reports(tmp_path: Path) -> None:
+    assert "Interrupted: 0 whole blocks" in render(run(tmp_path, progress=Quiet(stop_after=1)).document)
+
+
+def test_a_run_without_a_null_arm_says_why_there_is_no_verdict(tmp_path: Path) -> None:
+    arm_set = make_arms(["base", "b:prefill_chunk=2"], EngineOptions(), with_null=False)
+
+    assert "No null arm ran (--no-null)" in render(run(tmp_path, arm_set=arm_set, blocks=None).document)
+
+
+@pytest.mark.parametrize("word", list(Word))
+def test_every_word_has_a_sentence(document: Mapping[str, Any], word: Word) -> None:
+    changed = copy.deepcopy(dict(document))
+    result = next(r for r in changed["results"] if r["verdict"])
+    result["verdict"] = word.value
+
+    assert report.sentences(changed)[0].endswith(".")
+
+
+def test_a_noisy_machine_is_told_plainly(document: Mapping[str, Any]) -> None:
+    changed = copy.deepcopy(dict(document))
+    result = next(r for r in changed["results"] if r["verdict"])
+    result.update(verdict=Word.NOT_DISTINGUISHABLE.value, mde=0.08, blocks_to_resolve=96)
+
+    assert "the machine was too noisy in this run to judge a change of 1.0 %; about 96 blocks would" in " ".join(
+        report.sentences(changed)
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.5, 0.999, 1.0, 1.3, 14.2, 900.0])
+def test_a_bar_stays_inside_its_cells(ratio: float) -> None:
+    result = {"ratio": ratio, "low": ratio * 0.7, "high": ratio * 1.4, "margin": 0.01}
+    drawn = report.bar(result, report.axis_reach([result]))
+
+    assert len(drawn) == report.BAR
+    assert drawn.count("●") == 1
+
+
+def test_long_names_and_wide_numbers_do_not_break_the_table(document: Mapping[str, Any]) -> None:
+    changed = copy.deepcopy(dict(document))
+    for item in [*changed["arms"], *changed["results"]]:
+        for key in ("name", "arm"):
+            if item.get(key) == "b":
+                item[key] = "a-name-of-thirty-two-characters-"
+    for result in changed["results"]:
+        result.update(ratio=123.4, low=99.9, high=150.2)
+
+    table = [line for line in render(changed).splitlines() if "●" in line]
+    assert table
+    assert max(map(len, table)) <= 80
+
+
+def test_a_plan_shows_every_block_and_the_power() -> None:
+    plan = {
+        "scenario": "decode",
+        "n_prompt": 1,
+        "n_out": 8,
+        "isolation": "toggle",
+        "seed": 1,
+        "time": "not known",
+        "arms": [{"name": "a", "role": "baseline"}, {"name": "null", "role": "null"}],
+        "schedule": [["a", "null"], ["null", "a"]],
+        "mde": [{"sd": 0.01, "mde": 0.009}],
+    }
+    text = render_plan(plan)
+
+    assert "2 blocks, 4 slots" in text
+    assert "sd 1.0 %: 0.9 %" in text
+    assert text.endswith("nothing was run")
+
+
+def test_the_examples_of_the_report_are_true() -> None:
+    assert doctest.testmod(report).failed == 0

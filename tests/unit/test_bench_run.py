@@ -1,0 +1,410 @@
+"""Whole runs against a scripted target: every validity code is turned on once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pocketllm.bench.arm import ArmSet, make_arms
+from pocketllm.bench.record import judged_words
+from pocketllm.bench.run import Outcome, Run, Settings, minutes, whole_blocks
+from pocketllm.bench.scenarios import find_scenario, known
+from pocketllm.bench.targets.contract import Ask, Sample, slot_costs
+from pocketllm.bench.targets.gate import GateAnswer, GateState
+from pocketllm.bench.targets.rig import Rig
+from pocketllm.bench.verdict import exit_code
+from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import MachineError, NotJudgedError, OptionError
+from pocketllm.evidence.store import read_record
+from tests.fake_target import FakeTarget, fake_rig, steady_rig, wobble
+
+ARMS = ("base", "b:prefill_chunk=64")
+GREEN = GateAnswer(GateState.GREEN, "golden: IDENTICAL")
+
+
+class Quiet:
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.lines: list[str] = []
+        self.slots = 0
+        self.stop_after = stop_after
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def slot_done(self, done: int, total: int, left_s: float) -> None:
+        self.slots = done
+        if done == self.stop_after:
+            raise KeyboardInterrupt
+
+
+def settings(directory: Path, arm_set: ArmSet | None = None, **changes: Any) -> Settings:
+    scenario = replace(find_scenario("decode"), n_prompt=16, n_out=8)
+    base = Settings(
+        *(scenario, arm_set or make_arms(ARMS, EngineOptions()), {"decode": 0.01}, directory), requests=2, blocks=12
+    )
+    return replace(base, **changes)
+
+
+def run(
+    directory: Path,
+    costs: Mapping[str, float] | None = None,
+    gate: Callable[[Rig, Any], GateAnswer] = lambda rig, arm: GREEN,
+    progress: Quiet | None = None,
+    rig: Rig | None = None,
+    **changes: Any,
+) -> Outcome:
+    made = settings(directory, **changes)
+    rig = rig or steady_rig(made.arm_set, costs or {"base": 0.01, "b": 0.012, "null": 0.01})
+    return Run(made, rig, gate, progress or Quiet()).run()
+
+
+def codes(outcome: Outcome, severity: str) -> set[str]:
+    return {check["code"] for check in outcome.document["checks"] if check["severity"] == severity}
+
+
+def words(outcome: Outcome) -> dict[str, str]:
+    return {r["arm"]: r["verdict"] for r in outcome.document["results"] if r["verdict"] is not None}
+
+
+def code_of(outcome: Outcome, **gates: Any) -> int:
+    return exit_code(judged_words(outcome.document), **gates)
+
+
+def spoiled(arm: str, spoil: Callable[[int, Ask, Sample], None]) -> Rig:
+    """A steady rig whose one arm's samples are changed."""
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
+    target = rig.targets[arm]
+    assert isinstance(target, FakeTarget)
+    target.spoil = spoil
+    return rig
+
+
+def test_a_slower_arm_is_called_slower_and_everything_is_in_the_record(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    record = read_record(outcome.path)
+
+    assert words(outcome) == {"b": "SLOWER"}
+    assert (outcome.document["valid"], outcome.document["null_valid"]) == (True, True)
+    result = next(r for r in record.document["results"] if (r["arm"], r["metric"]) == ("b", "decode"))
+    assert result["ratio"] == pytest.approx(1.2, rel=0.002)
+    assert result["low"] < 1.2 < result["high"]
+    assert record.complete
+    phases = [row["phase"] for row in record.row_dicts]
+    assert {phase: phases.count(phase) for phase in set(phases)} == {"warmup": 6, "burnin": 36, "measure": 72}
+    assert code_of(outcome) == 0
+    assert code_of(outcome, fail_on_slower=True) == 1
+
+
+def test_a_faster_arm_is_called_faster(tmp_path: Path) -> None:
+    assert words(run(tmp_path, {"base": 0.01, "b": 0.008, "null": 0.01})) == {"b": "FASTER"}
+
+
+def test_equal_arms_are_the_same(tmp_path: Path) -> None:
+    assert words(run(tmp_path, {"base": 0.01, "b": 0.01, "null": 0.01})) == {"b": "SAME"}
+
+
+def test_a_null_arm_that_differs_makes_the_run_invalid(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"base": 0.01, "b": 0.012, "null": 0.0103})
+
+    assert codes(outcome, "run") == {"V05"}
+    assert words(outcome) == {"b": "INVALID"}
+    assert (outcome.document["valid"], outcome.document["null_valid"], code_of(outcome)) == (False, False, 3)
+
+
+def test_failed_requests_cost_their_block_for_every_arm(tmp_path: Path) -> None:
+    def spoil(number: int, ask: Ask, sample: Sample) -> None:
+        if "decode-1-5-" in ask.prompt_id and "burnin" not in ask.prompt_id:
+            sample.error = "HTTP 500"
+
+    rigs = dict.fromkeys(("base", "b", "null"), spoil)
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.012, "null": 0.01})
+    for name in rigs:
+        rig.targets[name].spoil = spoil  # type: ignore[attr-defined]  # all are FakeTargets
+    outcome = run(tmp_path, rig=rig)
+
+    assert codes(outcome, "block") == {"V01"}
+    assert outcome.document["valid_blocks"] == 11
+    assert words(outcome) == {"b": "SLOWER"}
+
+
+def test_an_arm_that_dies_leaves_nothing_to_judge(tmp_path: Path) -> None:
+    def dies(number: int, ask: Ask, sample: Sample) -> None:
+        if number > 8:
+            sample.error, sample.n_out = "connection refused", 0
+
+    outcome = run(tmp_path, rig=spoiled("b", dies))
+
+    assert "V01" in codes(outcome, "run")
+    assert code_of(outcome) == 3
+
+
+def test_an_arm_that_is_dead_from_the_start_is_not_judged(tmp_path: Path) -> None:
+    def dead(number: int, ask: Ask, sample: Sample) -> None:
+        sample.error = "connection refused"
+
+    with pytest.raises(NotJudgedError, match="arm b does not answer: connection refused"):
+        run(tmp_path, rig=spoiled("b", dead))
+
+
+def shorter(number: int, ask: Ask, sample: Sample) -> None:
+    sample.n_out -= 1
+
+
+def stops(number: int, ask: Ask, sample: Sample) -> None:
+    sample.finish = "stop"
+
+
+def longer_prompt(number: int, ask: Ask, sample: Sample) -> None:
+    sample.n_prompt = len(ask.prompt_token_ids) + 1
+
+
+def empty(number: int, ask: Ask, sample: Sample) -> None:
+    sample.n_out, sample.chunk_t_ns, sample.chunk_ntok = 0, [], []
+
+
+def cached(number: int, ask: Ask, sample: Sample) -> None:
+    sample.n_cached = 12
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [(shorter, "V02"), (stops, "V02"), (longer_prompt, "V02"), (empty, "V03"), (cached, "V04")],
+)
+def test_an_arm_that_did_other_work_makes_the_run_invalid(
+    tmp_path: Path, spoil: Callable[[int, Ask, Sample], None], code: str
+) -> None:
+    outcome = run(tmp_path, rig=spoiled("b", spoil))
+
+    assert code in codes(outcome, "run")
+    assert code_of(outcome) == 3
+
+
+def test_caches_that_are_warm_or_unknown_alike_are_noted(tmp_path: Path) -> None:
+    def unknown(number: int, ask: Ask, sample: Sample) -> None:
+        sample.n_cached = None
+
+    rig = spoiled("b", unknown)
+    outcome = run(tmp_path, rig=rig)
+
+    assert "V04" in codes(outcome, "note")
+    assert outcome.document["valid"]
+
+
+def ordered_rig(arm_set: ArmSet, penalty: Callable[[int, str], float]) -> Rig:
+    """Costs that depend on the place in the run: `penalty(measured slot number, arm)` multiplies."""
+    order: list[str] = []
+
+    def at(name: str) -> Callable[[int], tuple[float, float]]:
+        def cost(number: int) -> tuple[float, float]:
+            if number < 2:
+                return 0.01, 0.01
+            if (number - 2) % 3 == 0:  # a burn-in begins a slot
+                order.append(name)
+            value = 0.01 * wobble(number) * penalty(len(order) - 1, order[-2] if len(order) > 1 else "")
+            return value, value
+
+        return cost
+
+    return fake_rig({arm.name: FakeTarget(at(arm.name)) for arm in arm_set.arms})
+
+
+@pytest.mark.parametrize(("blocks", "severity"), [(7, "run"), (12, "note")])
+def test_a_position_effect_is_seen_and_few_blocks_fall_for_it(tmp_path: Path, blocks: int, severity: str) -> None:
+    arm_set = make_arms([*ARMS, "c:prefill_chunk=32"], EngineOptions())
+    rig = ordered_rig(arm_set, lambda slot, before: 1.0 + 0.03 * (slot % 4))
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, blocks=blocks)
+
+    assert "V06" in codes(outcome, severity)
+    assert outcome.document["valid"] is (severity == "note")
+
+
+@pytest.mark.parametrize(("blocks", "severity"), [(7, "run"), (12, "note")])
+def test_a_predecessor_effect_is_seen(tmp_path: Path, blocks: int, severity: str) -> None:
+    arm_set = make_arms([*ARMS, "c:prefill_chunk=32"], EngineOptions())
+    rig = ordered_rig(arm_set, lambda slot, before: 1.05 if before == "b" else 1.0)
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, blocks=blocks)
+
+    assert "V07" in codes(outcome, severity)
+    if severity == "note":
+        assert words(outcome)["b"] == "SAME"
+
+
+def test_a_red_golden_check_times_nothing(tmp_path: Path) -> None:
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
+
+    def gate(rig: Rig, arm: Any) -> GateAnswer:
+        return GateAnswer(GateState.RED, "golden capital: REGRESSION") if arm.name == "b" else GREEN
+
+    with pytest.raises(NotJudgedError, match="V11 b is not timed: golden capital: REGRESSION") as caught:
+        run(tmp_path, gate=gate, rig=rig)
+
+    assert caught.value.exit_code == 3
+    assert [target.asked for target in rig.targets.values()] == [[], [], []]  # type: ignore[attr-defined]  # FakeTargets
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_without_a_fixture_is_timed_and_noted(tmp_path: Path) -> None:
+    absent = GateAnswer(GateState.ABSENT, "tokens not compared: no fixture")
+    outcome = run(tmp_path, gate=lambda rig, arm: absent)
+
+    assert "V11" in codes(outcome, "note")
+    assert any("tokens not compared" in check["detail"] for check in outcome.document["checks"])
+
+
+def test_a_golden_check_that_could_not_run_is_no_pass(tmp_path: Path) -> None:
+    with pytest.raises(NotJudgedError, match="could not be checked"):
+        run(tmp_path, gate=lambda rig, arm: GateAnswer(GateState.NOT_JUDGED, "timeout"))
+
+
+def test_arms_whose_greedy_answers_differ_are_noted(tmp_path: Path) -> None:
+    def other(number: int, ask: Ask, sample: Sample) -> None:
+        sample.out_ids = (7,) * ask.max_tokens
+
+    outcome = run(tmp_path, rig=spoiled("b", other))
+
+    assert "V11" in codes(outcome, "note")
+    assert any("b gives other token ids than base" in check["detail"] for check in outcome.document["checks"])
+
+
+def test_a_target_that_changes_midway_makes_the_run_invalid(tmp_path: Path) -> None:
+    def change(number: int, ask: Ask, sample: Sample) -> None:
+        target.digest = "other" if number > 5 else "same"
+
+    rig = spoiled("b", change)
+    target = rig.targets["b"]
+    assert isinstance(target, FakeTarget)
+    outcome = run(tmp_path, rig=rig)
+
+    assert codes(outcome, "run") == {"V12"}
+
+
+def test_a_run_without_a_soak_says_so_with_the_drift(tmp_path: Path) -> None:
+    drifting = fake_rig(
+        {name: FakeTarget(lambda number: (0.01 + 1e-4 * number,) * 2) for name in ("base", "b", "null")}
+    )
+    outcome = run(tmp_path, rig=drifting)
+    check = next(check for check in outcome.document["checks"] if check["code"] == "V15")
+
+    assert check["severity"] == "note"
+    assert check["value"] > 0.2
+
+
+def test_a_seam_with_a_request_in_flight_stops_the_run_and_keeps_the_record(tmp_path: Path) -> None:
+    def stick(number: int, ask: Ask, sample: Sample) -> None:
+        target.busy = 1 if number >= 9 else 0
+
+    rig = spoiled("b", stick)
+    target = rig.targets["b"]
+    assert isinstance(target, FakeTarget)
+    with pytest.raises(MachineError, match="in flight"):
+        run(tmp_path, rig=rig)
+
+    (path,) = tmp_path.glob("*.parquet")
+    assert not read_record(path).complete
+
+
+def test_ctrl_c_keeps_what_was_paid_for_and_gives_no_verdict(tmp_path: Path) -> None:
+    outcome = run(tmp_path, progress=Quiet(stop_after=20))
+    record = read_record(outcome.path)
+
+    assert outcome.interrupted
+    assert not record.complete
+    assert len({row["slot"] for row in record.row_dicts if row["phase"] == "measure"}) == 20
+    assert record.document["valid_blocks"] == 6
+    assert words(outcome) == {}
+    assert [r["arm"] for r in record.document["results"] if r["metric"] == "decode"] == ["b", "null"]
+
+
+def test_ctrl_c_in_the_first_block_leaves_a_readable_record(tmp_path: Path) -> None:
+    outcome = run(tmp_path, progress=Quiet(stop_after=1))
+
+    assert read_record(outcome.path).document["results"] == []
+
+
+def test_without_a_null_arm_there_are_intervals_and_no_verdict(tmp_path: Path) -> None:
+    arm_set = make_arms(ARMS, EngineOptions(), with_null=False)
+    outcome = run(tmp_path, arm_set=arm_set, blocks=None)
+
+    assert words(outcome) == {}
+    assert [r["arm"] for r in outcome.document["results"] if r["metric"] == "decode"] == ["b"]
+    assert (outcome.document["null_valid"], code_of(outcome)) == (False, 0)
+
+
+def test_blocks_are_rounded_up_and_said(tmp_path: Path) -> None:
+    outcome = run(tmp_path, blocks=13)
+
+    assert len(outcome.document["schedule"]) == 18
+    assert any("13 blocks rounded up to 18" in note for note in outcome.document["notes"])
+
+
+def test_a_budget_that_cannot_hold_the_minimum_is_refused_before_measuring(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"cannot hold 12 blocks of 3 arms.*they need about") as caught:
+        run(tmp_path, blocks=None, budget_s=1e-6)
+
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_decides_the_number_of_blocks(tmp_path: Path) -> None:
+    outcome = run(tmp_path, blocks=None, requests=1, budget_s=60.0)
+
+    assert len(outcome.document["schedule"]) == 48
+
+
+def test_every_prompt_is_new_and_none_shares_a_beginning(tmp_path: Path) -> None:
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
+    run(tmp_path, rig=rig)
+    prompts = [ask for t in rig.targets.values() for ask in t.asked if "agreement" not in ask.prompt_id]  # type: ignore[attr-defined]  # FakeTargets
+
+    assert len({ask.prompt_token_ids[:3] for ask in prompts}) == len(prompts)
+    assert {len(ask.prompt_token_ids) for ask in prompts} == {16, 4}
+
+
+def test_past_null_arms_raise_the_floor_once_there_are_eight(tmp_path: Path) -> None:
+    only_null = make_arms(ARMS[:1], EngineOptions())
+    for _ in range(8):
+        run(tmp_path, {"base": 0.01, "null": 0.01005}, arm_set=only_null, blocks=8, requests=1)
+    outcome = run(tmp_path, {"base": 0.01, "null": 0.01}, arm_set=only_null, blocks=8, requests=1)
+    result = next(r for r in outcome.document["results"] if r["metric"] == "decode")
+
+    assert "8 past null arms" in result["floor_source"]
+    assert result["floor"] == pytest.approx(0.005, abs=0.001)
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 4])
+def test_the_decode_rate_is_right_however_many_tokens_a_chunk_holds(per_chunk: int) -> None:
+    target = FakeTarget(lambda number: (0.001, 0.02), tokens_per_chunk=per_chunk)
+    sample = target.ask(Ask("x", tuple(range(10)), "", 128))
+
+    assert sample.costs()["decode"] == pytest.approx(0.02)
+    assert sample.costs()["prefill"] == pytest.approx(0.001)
+
+
+def test_a_decode_rate_without_token_counts_uses_the_billed_total() -> None:
+    sample = FakeTarget(lambda number: (0.001, 0.02)).ask(Ask("x", tuple(range(10)), "", 128))
+    sample.chunk_ntok = []
+
+    assert sample.costs()["decode"] == pytest.approx(0.02)
+
+
+def test_a_slot_is_the_median_of_its_requests() -> None:
+    samples = [FakeTarget(lambda n, c=c: (c, c)).ask(Ask("x", (1, 2), "", 4)) for c in (0.1, 0.9, 0.2)]  # type: ignore[misc]  # the default binds c
+
+    assert slot_costs(samples)["prefill"] == pytest.approx(0.2)
+
+
+def test_scenarios_are_the_files_of_their_folder() -> None:
+    assert known() == ["decode", "prefill"]
+    with pytest.raises(OptionError, match="known: decode, prefill"):
+        find_scenario("everything")
+
+
+def test_too_few_blocks_are_refused_not_raised_silently() -> None:
+    with pytest.raises(OptionError, match="--blocks 6 is below 7"):
+        whole_blocks(6, 3)
+
+
+def test_durations_are_for_people() -> None:
+    assert (minutes(42), minutes(150)) == ("42 s", "2.5 min")

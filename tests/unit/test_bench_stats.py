@@ -1,0 +1,211 @@
+"""The instrument against itself: simulated costs, 2,000 seeds at once."""
+
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats as scipy_stats
+
+from pocketllm.bench import stats
+from pocketllm.bench.arm import Isolation
+from pocketllm.bench.schedule import order
+from pocketllm.bench.verdict import DEFAULT_MARGINS, Evidence, Word, judge, noise_floor
+
+SEEDS = 2000
+NAMES = ("base", "candidate", "null")
+Array = npt.NDArray[np.float64]
+
+
+class Simulation:
+    """ln costs [seeds, block] by arm: block drift, slot drift, a position penalty and a noisy third arm, if asked."""
+
+    def __init__(
+        self,
+        effect: float = 0.0,
+        position: float = 0.0,
+        drift: float = 0.0,
+        carry: float = 0.0,
+        noisy: float = 1.0,
+        sd: float = 0.01,
+        names: tuple[str, ...] = NAMES,
+        blocks: int = 12,
+        seed: int = 3,
+    ) -> None:
+        self.slots = order(names, blocks, seed=seed)
+        self.blocks = range(blocks)
+        rng = np.random.default_rng(seed)
+        shared = rng.normal(0, 0.02, (SEEDS, blocks))
+        self.logs = {name: shared.copy() for name in names}
+        for slot in self.slots:
+            spread = sd * (noisy if slot.arm == "noisy" else 1.0)
+            value = rng.normal(0, spread, SEEDS) + position * slot.position + drift * slot.index
+            value += effect * (slot.arm == "candidate") + carry * (slot.prev_arm == "candidate")
+            self.logs[slot.arm][:, slot.block] += value
+
+    def fit(self, arm: str) -> tuple[Array, stats.Fit]:
+        differences = self.logs[arm] - self.logs["base"]
+        return differences, stats.fit(differences, stats.make_design(self.slots, arm, "base", self.blocks))
+
+
+def covers(fit: stats.Fit, truth: float, level: float = 0.95) -> float:
+    low, high = fit.interval(level)
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.05])
+@pytest.mark.parametrize(("names", "blocks"), [(NAMES, 12), (("base", "candidate", "noisy", "null"), 12)])
+def test_the_95_percent_interval_covers_the_truth_94_to_96_times_in_100(
+    effect: float, names: tuple[str, ...], blocks: int
+) -> None:
+    coverage = np.mean(
+        [
+            covers(Simulation(effect, names=names, blocks=blocks, noisy=8, seed=s).fit("candidate")[1], effect)
+            for s in range(4)
+        ]
+    )
+
+    assert 0.94 <= coverage <= 0.96
+
+
+def test_a_narrower_interval_would_be_caught() -> None:
+    _, fit = Simulation().fit("candidate")
+
+    assert covers(fit, 0.0, level=0.90) < 0.94
+
+
+@pytest.mark.parametrize("noisy", [1.0, 10.0])
+def test_a_against_a_is_called_faster_or_slower_in_at_most_15_runs_of_1000(noisy: float) -> None:
+    simulation = Simulation(noisy=noisy, sd=0.004, names=("base", "candidate", "noisy", "null"))
+    words = words_of(simulation, "candidate")
+
+    calls = sum(word in (Word.FASTER, Word.SLOWER) for word in words)
+    _, fit = simulation.fit("candidate")
+    excludes = 1 - covers(fit, 0.0)
+    assert 0.04 <= excludes <= 0.06
+    assert calls / SEEDS <= 0.015
+
+
+def words_of(simulation: Simulation, arm: str, limit: int = SEEDS) -> list[Word]:
+    """A verdict for each seed."""
+    differences, fits = simulation.fit(arm)
+    _, nulls = simulation.fit("null")
+    words = []
+    for index in range(limit):
+        fit = one(fits, index)
+        evidence = Evidence(
+            fit=fit,
+            robust=stats.hodges_lehmann(differences[index]),
+            adjusted_p=float(fit.p_value),
+            tests=1,
+            margin=DEFAULT_MARGINS[Isolation.TOGGLE],
+            floor=noise_floor(float(nulls.estimate[index]), ()),
+        )
+        words.append(judge(evidence).word)
+    return words
+
+
+def one(fit: stats.Fit, index: int) -> stats.Fit:
+    """One simulated run of a vectorized fit."""
+    values = {name: value[index] if isinstance(value, np.ndarray) else value for name, value in vars(fit).items()}
+    return stats.Fit(**values)
+
+
+def test_a_real_difference_of_three_margins_is_found() -> None:
+    words = words_of(Simulation(effect=0.03, sd=0.004), "candidate", limit=300)
+
+    assert words.count(Word.SLOWER) / 300 > 0.95
+    assert Word.FASTER not in words
+
+
+def test_equal_arms_on_a_quiet_machine_are_called_the_same() -> None:
+    words = words_of(Simulation(sd=0.002), "candidate", limit=300)
+
+    assert words.count(Word.SAME) / 300 > 0.95
+
+
+@pytest.mark.parametrize("disturbance", [{"position": 0.02}, {"drift": 0.005}, {"position": -0.01, "drift": -0.01}])
+def test_a_position_penalty_or_a_linear_drift_does_not_move_the_ratio(disturbance: dict[str, float]) -> None:
+    _, fit = Simulation(effect=0.05, **disturbance).fit("candidate")
+
+    assert float(np.mean(fit.estimate)) == pytest.approx(0.05, abs=0.001)
+    assert 0.93 <= covers(fit, 0.05) <= 0.97
+
+
+def test_what_an_arm_leaves_to_its_successor_is_taken_out_and_seen() -> None:
+    _, fit = Simulation(effect=0.05, carry=0.02).fit("candidate")
+
+    assert fit.predecessor is not None
+    assert float(np.mean(fit.estimate)) == pytest.approx(0.05, abs=0.002)
+    assert float(np.mean(fit.predecessor)) == pytest.approx(0.02, abs=0.003)
+
+
+def test_a_position_effect_is_estimated() -> None:
+    _, fit = Simulation(position=0.02).fit("candidate")
+
+    assert float(np.mean(fit.position)) == pytest.approx(0.02, abs=0.001)
+
+
+def test_the_fit_is_least_squares() -> None:
+    slots = order(NAMES, 12, seed=2)
+    design = stats.make_design(slots, "candidate", "base", range(12))
+    differences = np.random.default_rng(0).normal(0.1, 0.05, 12)
+    fit = stats.fit(differences, design)
+
+    expected, residual, *_ = np.linalg.lstsq(design.matrix, differences, rcond=None)
+    assert float(fit.estimate) == pytest.approx(expected[0])
+    assert float(fit.sd) == pytest.approx(np.sqrt(residual[0] / fit.df))
+    assert fit.df == 12 - design.matrix.shape[1]
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_the_signed_rank_distribution_is_exact(n: int) -> None:
+    ranks = np.arange(1, n + 1)
+    sums = [float(ranks @ np.array(signs)) for signs in product((0, 1), repeat=n)]
+    cut = stats.signed_rank_cut(n)
+
+    assert cut == 0 or np.mean([total <= cut - 1 for total in sums]) <= 0.025
+    assert np.mean([total <= cut for total in sums]) > 0.025
+
+
+def test_hodges_lehmann_agrees_with_the_signed_rank_test_on_excluding_zero() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        differences = rng.normal(0.6, 1.0, 10)
+        _, low, high = stats.hodges_lehmann(differences)
+        p = scipy_stats.wilcoxon(differences, method="exact").pvalue
+
+        assert (low > 0 or high < 0) == (p <= 0.05)
+
+
+def test_few_blocks_have_no_signed_rank_interval() -> None:
+    assert stats.hodges_lehmann(np.array([1.0, 2.0, 3.0]))[1:] == (-np.inf, np.inf)
+
+
+def test_an_outlier_is_marked_and_equal_values_are_none() -> None:
+    values = np.array([1.0, 1.01, 0.99, 1.02, 0.98, 5.0])
+
+    assert stats.outliers(values).tolist() == [False] * 5 + [True]
+    assert not stats.outliers(np.ones(5)).any()
+
+
+@pytest.mark.parametrize(("n", "expected"), [(6, 0.014), (10, 0.010), (20, 0.0066)])
+def test_the_smallest_change_found_has_the_published_size(n: int, expected: float) -> None:
+    assert stats.minimum_detectable_effect(0.01, n, n - 1) == pytest.approx(expected, rel=0.03)
+
+
+def test_the_blocks_that_resolve_a_margin_do_and_one_row_set_fewer_do_not() -> None:
+    needed = stats.blocks_to_resolve(0.02, 0.01, k=3)
+
+    assert needed is not None
+    assert needed % 6 == 0
+    assert stats.minimum_detectable_effect(0.02, needed, needed - 3) <= 0.01
+    assert stats.minimum_detectable_effect(0.02, needed - 6, needed - 9) > 0.01
+    assert stats.blocks_to_resolve(10.0, 0.01, k=3) is None
+
+
+def test_holm_steps_down() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert stats.holm([]) == []
+    assert stats.bonferroni_level(2) == pytest.approx(0.975)
