@@ -103,7 +103,8 @@ class Server:
         """Submit a call's requests, all or none; what the engine refuses is raised before anything is sent."""
         engine, counts = self.serving()
         is_chat = isinstance(body, ChatBody)
-        generation = Generation(f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", choices, engine.loop)
+        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        generation = Generation(name, choices, engine.loop, bool(body.stream))
         try:
             generation.submit(counts.observer)
         except QueueFullError:

@@ -16,12 +16,14 @@ Observer = Callable[[Event], None]
 class Generation:
     """All requests of one HTTP call, submitted together or not at all.
 
-    The engine's thread appends an event and wakes the server's loop at most once until it has looked, so a token costs
-    one append and, at worst, one self-pipe write. `abandon` is how a call ends early: its requests are cancelled and
-    `events` returns.
+    The engine's thread appends an event and wakes the server's loop at most once until it has looked; when the answer
+    is not streamed it wakes it for terminal events alone. `abandon` is how a call ends early: its requests are
+    cancelled and `events` returns.
     """
 
-    def __init__(self, generation_id: str, choices: Sequence[Choice], engine_loop: ServedLoop) -> None:
+    def __init__(
+        self, generation_id: str, choices: Sequence[Choice], engine_loop: ServedLoop, is_streamed: bool
+    ) -> None:
         self.id = generation_id
         self.choices = tuple(choices)
         self.is_abandoned = False
@@ -30,6 +32,7 @@ class Generation:
         self._inbox: deque[tuple[int, Event]] = deque()
         self._woken = asyncio.Event()
         self._is_signaled = False
+        self._is_streamed = is_streamed
         self._open: dict[int, str] = {}
 
     def submit(self, observe: Callable[[Request], Observer]) -> None:
@@ -55,7 +58,8 @@ class Generation:
         def sink(event: Event) -> None:
             observe(event)
             self._inbox.append((index, event))
-            if not self._is_signaled:
+            is_due = self._is_streamed or isinstance(event, FinishEvent)
+            if is_due and not self._is_signaled:
                 self._is_signaled = True
                 try:
                     self._loop.call_soon_threadsafe(self._wake)

@@ -142,7 +142,7 @@ class Process:
             self._stop()
             return
         self._server.attach(engine)
-        self._say(f"ready: {', '.join(self._server.names)}")
+        self._say(f"serving {', '.join(self._server.names)}")
 
     def _stop(self) -> None:
         self._http.should_exit = True
