@@ -1,5 +1,6 @@
 """The reference backend's declaration: plain torch in float32 on the CPU."""
 
+import os
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -46,6 +47,9 @@ def declare(facts: DeviceFacts) -> BackendCapability:
 
 def open_backend(facts: DeviceFacts, threads: int | None) -> Backend:
     """Set torch's threads (for the whole process, as torch has it) and bind the operations."""
+    # OpenMP reads this when torch is first imported. Its threads spin while they wait otherwise, and as soon as
+    # another program wants a core the spinning ones keep it from the one that has work: decode became 25 times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     from pocketllm.engine.backends.reference.ops import ReferenceOps
