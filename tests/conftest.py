@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# as the reference backend sets it, for tests that import torch before they open the backend
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 ORACLES = Path(__file__).parent / "oracles"
 
 
