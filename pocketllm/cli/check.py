@@ -1,7 +1,214 @@
-"""`pocketllm check`: being written."""
+"""`pocketllm check`: this machine, its backends, and whether a model would run on them, or every reason why not."""
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pocketllm.cli.engine_options import (
+    Backend,
+    BlockSize,
+    KVCacheBytes,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    PrefillChunk,
+    engine_options,
+)
+from pocketllm.cli.output import command, say, write_json
+
+if TYPE_CHECKING:
+    from pocketllm.engine.backends.api.capability import BackendBid
+    from pocketllm.engine.backends.api.device import DeviceFacts
+    from pocketllm.engine.options import EngineOptions
+
+GIB = 1 << 30
+CANNOT_RUN = 2
 
 
 def register(app: typer.Typer) -> None:
     """Add this command to the app."""
+    app.command(
+        "check",
+        epilog="Examples: pocketllm check · pocketllm check --model smollm2-135m · "
+        "pocketllm check --model model.gguf --max-num-seqs 64 --json",
+    )(command(check))
+
+
+def check(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Also say whether this model would run: catalog name, .gguf path, or hf:owner/repo/file.",
+            show_default="none",
+        ),
+    ] = None,
+    backend: Backend = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    prefill_chunk: PrefillChunk = None,
+    block_size: BlockSize = None,
+    kv_cache_bytes: KVCacheBytes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show what this machine offers, what each installed backend would do with it, and what a model would become.
+
+    Reads a checkpoint's header and no weights. Ends with 0 when it would run, and with 2 and every reason when not.
+    """
+    options = engine_options(
+        model=model,
+        backend=backend,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefill_chunk=prefill_chunk,
+        block_size=block_size,
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    report = report_on(options, with_model=model is not None)
+    if as_json:
+        write_json(report)
+    else:
+        typer.echo(page(report), nl=False)
+    if not report["runs"]:
+        raise typer.Exit(CANNOT_RUN)
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+def report_on(options: "EngineOptions", with_model: bool) -> dict[str, Any]:
+    """Machine, backends and, with a model, its plan or reasons; `runs` is the answer."""
+    from pocketllm.engine.backends.api.device import read_facts
+    from pocketllm.engine.backends.select import AUTO, bids, require_known
+
+    require_known(options.backend)
+    offers = bids()
+    taken = [bid for bid in offers if bid.capability and options.backend in (AUTO, bid.name)]
+    report: dict[str, Any] = {
+        "machine": machine(read_facts()),
+        "backends": [backend_report(bid) for bid in offers],
+        "backend": taken[0].name if taken else None,
+        "runs": bool(taken),
+    }
+    if with_model:
+        report["model"] = model_report(options, taken[0] if taken else None, offers)
+        report["runs"] = report["model"]["plan"] is not None
+    return report
+
+
+def machine(facts: "DeviceFacts") -> dict[str, Any]:
+    """What this process may use, and what it runs in; torch by its version, not imported."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = None
+    return {
+        "cpu": facts.cpu_name,
+        "architecture": facts.architecture,
+        "num_cores": facts.num_cores,
+        "memory_bytes": facts.memory_bytes,
+        "available_bytes": facts.available_bytes,
+        "gpus": list(facts.gpus),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch,
+    }
+
+
+def backend_report(bid: "BackendBid") -> dict[str, Any]:
+    """One backend's answer."""
+    capability = bid.capability
+    report: dict[str, Any] = {"name": bid.name, "runs": capability is not None, "reason": bid.reason}
+    if capability is not None:
+        report |= {
+            "device": capability.device,
+            "quant_types": sorted(capability.quant_types),
+            "ops": sorted(capability.ops),
+            "batch_invariant_width": capability.batch_invariant_width,
+            "numerics_version": capability.numerics_version,
+        }
+    return report
+
+
+def model_report(options: "EngineOptions", bid: "BackendBid | None", offers: "list[BackendBid]") -> dict[str, Any]:
+    """A model's plan, or every reason why it would not run, from its header."""
+    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.plan import make_plan
+    from pocketllm.engine.weights.catalog import catalog_name, resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from pocketllm.errors import UnsupportedFeatureError
+
+    path = resolve_model(options.model, say)
+    name = catalog_name(path) or path.stem
+    with open_checkpoint(path) as checkpoint:
+        report: dict[str, Any] = {"name": name, "architecture": checkpoint.architecture, "plan": None, "reasons": []}
+        family: Any
+        try:
+            family = find_family(checkpoint.architecture)
+        except LookupError as error:
+            family = str(error.args[0])
+        if bid is None or bid.capability is None:
+            unmet = [family] if isinstance(family, str) else family.unmet(checkpoint)
+            report["reasons"] = [*unmet, *(f"backend {offer.name}: {offer.reason}" for offer in offers)]
+            return report
+        try:
+            report["plan"] = make_plan(options, family, bid.capability, checkpoint, model=name).as_dict()
+        except UnsupportedFeatureError as error:
+            report["reasons"] = list(error.reasons)
+    return report
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+def page(report: dict[str, Any]) -> str:
+    """The report as text."""
+    lines = ["Machine", *indented(machine_facts(report["machine"])), "", "Backends"]
+    for backend in report["backends"]:
+        mark = "*" if backend["name"] == report["backend"] else " "
+        lines.append(f" {mark}{backend['name']}  {'' if backend['runs'] else 'cannot run: '}{backend['reason']}")
+    if report["backend"] is None:
+        lines.append("  none of these would run")
+    if "model" in report:
+        lines += ["", f"Model {report['model']['name']} ({report['model']['architecture']})"]
+        lines += indented(plan_facts(report["model"]["plan"])) if report["runs"] else ["  would not run:"]
+        lines += [f"  - {reason}" for reason in report["model"]["reasons"]]
+    return "\n".join(lines) + "\n"
+
+
+def indented(facts: list[tuple[str, str]]) -> list[str]:
+    """Names and values in two columns."""
+    width = max(len(name) for name, _ in facts) + 2
+    return [f"  {name:<{width}}{value}" for name, value in facts]
+
+
+def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    """The machine, line by line."""
+    return [
+        ("cpu", f"{machine['cpu']} ({machine['architecture']}), {machine['num_cores']} cores usable"),
+        ("memory", f"{gib(machine['available_bytes'])} available of {gib(machine['memory_bytes'])}"),
+        ("gpu", ", ".join(machine["gpus"]) or "none that a driver lists"),
+        ("system", machine["os"]),
+        ("python", machine["python"]),
+        ("torch", machine["torch"] or "not installed"),
+    ]
+
+
+def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the model would become."""
+    facts = [
+        ("would run on", f"{plan['backend']} ({plan['device']})"),
+        ("weights", gib(plan["weights_bytes"])),
+        ("context", f"{plan['max_model_len']:,} tokens of the checkpoint's {plan['context_length']:,}"),
+        ("cache", f"{gib(plan['kv_bytes'])}, {plan['num_blocks']:,} blocks of {plan['block_size']} tokens"),
+        ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
+        ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
+    ]
+    return facts + [("note", note) for note in plan["notes"]]
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people."""
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -11,7 +11,7 @@ from pocketllm.engine.backends.api.capability import BackendBid
 from pocketllm.engine.backends.api.device import read_facts
 from pocketllm.errors import UnsupportedFeatureError
 
-__all__ = ["Backend", "bids", "choose_backend", "known_backends", "select_backend"]
+__all__ = ["Backend", "bids", "choose_backend", "known_backends", "require_known", "select_backend"]
 
 GROUP = "pocketllm.backends"
 """Entry points of this group add backends: the name is the backend's, the value its `device` module."""
@@ -38,14 +38,18 @@ def known_backends() -> tuple[str, ...]:
     return (*VENDORS, *sorted(out_of_tree()))
 
 
+def require_known(name: str) -> None:
+    """UnsupportedFeatureError listing the known backends when there is none of this name."""
+    known = (AUTO, *known_backends())
+    if name not in known:
+        raise UnsupportedFeatureError(f"backend {name!r}", [f"no backend has this name; known: {', '.join(known)}"])
+
+
 def device_module(name: str) -> DeviceModule:
     """Import one backend's `device` module; a package that fails to import fails with its own traceback."""
     if name in VENDORS:
         return cast(DeviceModule, import_module(f"{__package__}.{name}.device"))
-    if name in out_of_tree():
-        return cast(DeviceModule, out_of_tree()[name].load())
-    known = ", ".join((AUTO, *known_backends()))
-    raise UnsupportedFeatureError(f"backend {name!r}", [f"no backend has this name; known: {known}"])
+    return cast(DeviceModule, out_of_tree()[name].load())
 
 
 def bids() -> list[BackendBid]:
@@ -62,6 +66,7 @@ def choose_backend(name: str) -> BackendBid:
 
     Raises UnsupportedFeatureError with the known names, or with each backend's reason for not running.
     """
+    require_known(name)
     offers = bids() if name == AUTO else [device_module(name).bid(read_facts())]
     if offers[0].capability is None:
         raise UnsupportedFeatureError(f"backend {name!r}", [f"{bid.name}: {bid.reason}" for bid in offers])

@@ -1,0 +1,102 @@
+"""`pocketllm check` says what would run, or every reason why not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pocketllm.cli.main import app
+from pocketllm.engine.backends.reference import device as reference
+from tests.tiny import TinyLlama, write_llama
+
+
+def check(*words: str) -> Result:
+    return CliRunner().invoke(app, ["check", *words])
+
+
+def test_the_machine_and_its_backends_are_shown() -> None:
+    result = check()
+
+    assert result.exit_code == 0
+    assert "cores usable" in result.stdout
+    assert "*reference  float32 on" in result.stdout
+
+
+def test_a_model_that_runs_has_a_plan(tiny_gguf: Path) -> None:
+    result = check("--model", str(tiny_gguf), "--json")
+    report = json.loads(result.stdout)
+
+    assert result.exit_code == 0
+    assert report["runs"] is True
+    assert report["backend"] == "reference"
+    assert report["model"]["architecture"] == "llama"
+    assert report["model"]["reasons"] == []
+    assert report["model"]["plan"]["max_model_len"] == 512
+    assert report["machine"]["num_cores"] >= 1
+
+
+def test_a_model_that_does_not_run_has_every_reason_and_exit_code_2(tmp_path: Path) -> None:
+    metadata = {"llama.expert_count": 8, "llama.rope.scaling.type": "longrope"}
+    path = write_llama(tmp_path / "moe.gguf", TinyLlama(metadata=metadata))
+    result = check("--model", str(path))
+
+    assert result.exit_code == 2
+    assert "would not run" in result.stdout
+    assert "llama.expert_count=8 is not supported" in result.stdout
+    assert "rope scaling 'longrope'" in result.stdout
+
+
+def test_options_are_part_of_the_question(tiny_gguf: Path) -> None:
+    result = check("--model", str(tiny_gguf), "--max-model-len", "513", "--json")
+
+    assert result.exit_code == 2
+    assert "max_model_len=513 is longer" in json.loads(result.stdout)["model"]["reasons"][0]
+
+
+@pytest.mark.parametrize("words", [["--backend", "tpu"], ["--model", "no-such-model"], ["--max-num-seqs", "0"]])
+def test_a_bad_word_is_one_sentence_and_exit_code_2(words: list[str]) -> None:
+    result = check(*words)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_broken_checkpoint_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    result = check("--model", str(tmp_path / "broken.gguf"))
+
+    assert result.exit_code == 2
+    assert "broken.gguf" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_without_torch_it_says_so_beside_what_the_checkpoint_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reference, "find_spec", lambda name: None)
+    path = write_llama(tmp_path / "moe.gguf", TinyLlama(metadata={"llama.expert_count": 8}))
+    alone, with_model = check(), check("--model", str(path), "--json")
+    report = json.loads(with_model.stdout)
+
+    assert (alone.exit_code, with_model.exit_code) == (2, 2)
+    assert "reference  cannot run: torch is not installed" in alone.stdout
+    assert report["backend"] is None
+    assert report["model"]["reasons"] == [
+        "llama.expert_count=8 is not supported by family llama",
+        "backend reference: torch is not installed: pip install torch",
+    ]
+
+
+def test_checking_a_model_imports_no_torch(tiny_gguf: Path) -> None:
+    code = (
+        "import sys; from pocketllm.cli.check import report_on; from pocketllm.engine.options import EngineOptions; "
+        f"report = report_on(EngineOptions(model={str(tiny_gguf)!r}), True); "
+        "print(report['runs'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["True", "False"]

@@ -1,0 +1,169 @@
+"""Which backend runs, and what the device is."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from pocketllm.engine.backends import select
+from pocketllm.engine.backends.api import device
+from pocketllm.engine.backends.api.capability import BackendBid
+from pocketllm.engine.backends.reference import device as reference
+from pocketllm.errors import UnsupportedFeatureError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Install out-of-tree backends, each a module made from source."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points: list[EntryPoint] = []
+    monkeypatch.setattr(select, "entry_points", lambda group: points if group == select.GROUP else [])
+    select.out_of_tree.cache_clear()
+
+    def install(name: str, source: str) -> None:
+        (tmp_path / f"{name}_device.py").write_text(source)
+        points.append(EntryPoint(name, f"{name}_device", select.GROUP))
+        select.out_of_tree.cache_clear()
+
+    yield install
+    select.out_of_tree.cache_clear()
+    for point in points:
+        sys.modules.pop(point.value, None)
+
+
+FAST = """
+from dataclasses import replace
+from pocketllm.engine.backends.api.capability import BackendBid
+from pocketllm.engine.backends.reference import device
+RANK = 10
+def bid(facts):
+    return BackendBid("fast", replace(device.declare(facts), name="fast"), "quick")
+def open_backend(facts, threads):
+    opened = device.open_backend(facts, threads)
+    return type(opened)(replace(opened.capability, name="fast"), opened.ops)
+"""
+ABSENT = """
+from pocketllm.engine.backends.api.capability import BackendBid
+RANK = 99
+def bid(facts):
+    return BackendBid("absent", None, "no such card in this machine")
+def open_backend(facts, threads):
+    raise AssertionError("opened a backend that did not bid")
+"""
+
+
+def test_auto_takes_the_reference_where_nothing_else_is_installed(installed) -> None:
+    backend = select.select_backend("auto", threads=1)
+
+    assert backend.capability.name == "reference"
+    assert backend.capability.device == "cpu"
+    assert backend.capability.batch_invariant_width >= 512
+
+
+def test_an_unknown_backend_lists_the_known_ones(installed) -> None:
+    installed("fast", FAST)
+    with pytest.raises(UnsupportedFeatureError, match=r"'tpu'.*known: auto, reference, fast"):
+        select.select_backend("tpu")
+
+
+def test_auto_takes_the_best_that_bids_and_an_explicit_name_is_kept(installed) -> None:
+    installed("fast", FAST)
+    installed("absent", ABSENT)
+
+    assert [bid.name for bid in select.bids()] == ["fast", "reference", "absent"]
+    assert select.select_backend("auto", 1).capability.name == "fast"
+    assert select.select_backend("reference", 1).capability.name == "reference"
+
+
+def test_an_explicit_backend_that_cannot_run_says_why_and_nothing_takes_its_place(installed) -> None:
+    installed("absent", ABSENT)
+    with pytest.raises(UnsupportedFeatureError, match="absent: no such card in this machine"):
+        select.select_backend("absent")
+
+
+def test_a_backend_that_fails_to_import_fails_with_its_own_error(installed) -> None:
+    installed("broken", "import a_module_that_is_not_there")
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        select.bids()
+
+
+def test_two_packages_cannot_claim_one_name(installed) -> None:
+    installed("reference", FAST)
+    with pytest.raises(UnsupportedFeatureError, match="both reference_device and pocketllm itself claim this name"):
+        select.bids()
+
+
+def test_without_torch_the_reference_bids_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "find_spec", lambda name: None)
+
+    assert reference.bid(device.read_facts()) == BackendBid(
+        "reference", None, "torch is not installed: pip install torch"
+    )
+
+
+def test_bidding_imports_no_torch() -> None:
+    code = "import sys; from pocketllm.engine.backends.select import bids; bids(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+# -- facts of the machine ---------------------------------------------------------------------------------------------
+@pytest.fixture
+def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cgroup tree of our own, with this process in /outer/inner."""
+    monkeypatch.setattr(device, "CGROUPS", tmp_path)
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(device, "own_cgroups", lambda: [folder, folder.parent, tmp_path])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "cores"),
+    [("max 100000", "max 100000", 64), ("250000 100000", "max 100000", 2), ("max 100000", "50000 100000", 1)],
+)
+def test_cores_are_those_that_affinity_and_the_tightest_quota_leave(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, inner: str, outer: str, cores: int
+) -> None:
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda pid: range(64), raising=False)
+    (cgroup / "cpu.max").write_text(inner)
+    (cgroup.parent / "cpu.max").write_text(outer)
+
+    assert device.num_usable_cores() == cores
+
+
+def test_affinity_alone_limits_too(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+
+    assert device.num_usable_cores() == 2
+
+
+def test_an_old_cgroups_quota_counts(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda pid: range(8), raising=False)
+    (device.CGROUPS / "cpu").mkdir()
+    (device.CGROUPS / "cpu" / "cpu.cfs_quota_us").write_text("300000")
+    (device.CGROUPS / "cpu" / "cpu.cfs_period_us").write_text("100000")
+
+    assert device.num_usable_cores() == 3
+
+
+def test_memory_is_the_tightest_cgroups_less_what_cannot_be_dropped(cgroup: Path) -> None:
+    (cgroup / "memory.max").write_text("max")
+    (cgroup.parent / "memory.max").write_text("1000000")
+    (cgroup.parent / "memory.current").write_text("700000")
+    (cgroup.parent / "memory.stat").write_text("anon 100000\ninactive_file 600000\n")
+    facts = device.read_facts()
+
+    assert facts.memory_bytes == 1_000_000
+    assert facts.available_bytes == 900_000
+
+
+def test_facts_of_this_machine_make_sense() -> None:
+    facts = device.read_facts()
+
+    assert facts.cpu_name
+    assert facts.num_cores >= 1
+    assert 0 < facts.available_bytes <= facts.memory_bytes
