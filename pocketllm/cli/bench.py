@@ -48,26 +48,29 @@ def bench(
     ],
     scenario: Annotated[str, typer.Option("--scenario", help="What to ask for: decode or prefill.")] = "decode",
     input_len: Annotated[
-        int | None, typer.Option("--input-len", help="Prompt tokens. [default: the scenario's]")
+        int | None, typer.Option("--input-len", help="Prompt tokens.", show_default="the scenario's")
     ] = None,
     output_len: Annotated[
-        int | None, typer.Option("--output-len", help="Generated tokens. [default: the scenario's]")
+        int | None, typer.Option("--output-len", help="Generated tokens.", show_default="the scenario's")
     ] = None,
     blocks: Annotated[
-        int | None, typer.Option("--blocks", help="Blocks, rounded up to whole row sets. [default: about 12]")
+        int | None, typer.Option("--blocks", help="Blocks, rounded up to whole row sets.", show_default="about 12")
     ] = None,
     budget: Annotated[
         str | None, typer.Option("--budget", help="Fit the run to a time, e.g. 150s or 5m (loading set apart).")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Measured requests a slot. [default: by calibration, 1 to 5]")
+        int | None, typer.Option("--requests", help="Measured requests a slot.", show_default="1 to 5, by calibration")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides the order of arms and the prompts.")] = 1,
     margin: Annotated[
         str | None,
-        typer.Option("--margin", help="What counts: 1%, or decode=1%,prefill=2%. [default: 1% in process, 2% by URL]"),
+        typer.Option("--margin", help="What counts: 1%, or decode=1%.", show_default="1% in process, 2% by URL"),
     ] = None,
-    baseline: Annotated[str | None, typer.Option("--baseline", help="Another arm than the first.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", help="The arm that others are measured against.", show_default="the first"),
+    ] = None,
     no_null: Annotated[bool, typer.Option("--no-null", help="No null arm: intervals, and no verdict.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print schedule, time and power; run nothing.")] = False,
     fail_on: Annotated[str | None, typer.Option("--fail-on", help="`slower`: exit 1 when an arm is SLOWER.")] = None,
@@ -76,7 +79,7 @@ def bench(
         typer.Option("--require", help="`same-or-faster`: exit 1 when SLOWER, 4 when the run cannot rule it out."),
     ] = None,
     record_dir: Annotated[
-        Path | None, typer.Option("--record-dir", help="Where the record goes. [default: records/local]")
+        Path | None, typer.Option("--record-dir", help="Where the record goes.", show_default="records/local")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole run document on stdout.")] = False,
     model: flags.Model = None,

@@ -64,6 +64,7 @@ class Server:
         self.bodies: list[dict[str, Any]] = []
         self.created = 0
         self.models: Any = None
+        self.models_status = 200
 
     def entry(self) -> dict[str, Any]:
         self.created += 1
@@ -81,7 +82,7 @@ def serving(server: Server) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             models = {"data": [server.entry()]} if server.models is None else server.models
-            self.reply(200, [json.dumps(models).encode()])
+            self.reply(server.models_status, [json.dumps(models).encode()])
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -230,6 +231,13 @@ def test_something_that_is_no_openai_server_is_not_judged(models: Any) -> None:
     server = Server("somebody", PLAIN)
     server.models = models
     with serving(server) as url, pytest.raises(NotJudgedError, match="lists no model"):
+        OpenAIHTTPTarget(url)
+
+
+def test_a_server_that_wants_a_key_is_not_judged() -> None:
+    server = Server("somebody", PLAIN)
+    server.models_status = 401
+    with serving(server) as url, pytest.raises(NotJudgedError, match="API key"):
         OpenAIHTTPTarget(url)
 
 

@@ -66,6 +66,8 @@ class OpenAIHTTPTarget:
 
         try:
             answer = self.client.get("/v1/models")
+            if answer.status_code in (401, 403):
+                raise NotJudgedError(f"{self.url} asks for an API key, which bench does not send yet")
             models = answer.json()["data"] if answer.status_code == 200 else None
         except httpx.HTTPError as error:
             raise NotJudgedError(f"{self.url} does not answer: {error}; is the server running?") from error

@@ -1,0 +1,137 @@
+"""`pocketllm bench` as a user runs it: on a tiny checkpoint in process, and against a server of our own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pocketllm.cli.main import app
+from pocketllm.evidence.store import read_record
+from tests.served.conftest import Served
+
+SHORT = ("--input-len", "24", "--blocks", "7", "--requests", "1", "--threads", "1")
+Bench = Callable[..., Result]
+
+
+@pytest.fixture
+def bench(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Run the command with the tiny checkpoint in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, ["bench", "--model", str(tiny_gguf), *words])
+
+
+def test_two_options_of_one_process_are_compared_and_recorded(bench: Bench, tmp_path: Path) -> None:
+    answer = bench("--scenario", "prefill", *SHORT, "--arms", "base", "--arms", "chunk-8:prefill_chunk=8")
+
+    (path,) = (tmp_path / "records" / "local").glob("*.parquet")
+    record = read_record(path)
+    assert answer.exit_code == (0 if record.document["valid"] else 3), answer.output
+    assert f"record: records/local/{path.name}" in answer.stderr
+    assert "time per token against base" in answer.stdout
+    assert "tokens not compared" in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    assert record.complete
+    assert [arm["name"] for arm in record.document["arms"]] == ["base", "chunk-8", "null"]
+    plans = {arm["name"]: arm["plan"]["prefill_chunk"] for arm in record.document["arms"]}
+    assert plans == {"base": 256, "chunk-8": 8, "null": 256}
+    rows = [row for row in record.row_dicts if row["phase"] == "measure"]
+    assert {(row["n_prompt"], row["n_out"], row["n_cached"]) for row in rows} == {(24, 1, 0)}
+    assert len(rows) == 36
+    assert record.document["model"]["architecture"] == "llama"
+    assert record.document["served"] is False
+
+
+def test_decode_by_url_is_a_served_record_as_json(bench: Bench, tiny_server: Served, tmp_path: Path) -> None:
+    short = (*SHORT, "--output-len", "6")
+    answer = bench("--scenario", "decode", *short, "--arms", f"ours:url={tiny_server.url}/v1", "--json")
+
+    document = json.loads(answer.stdout)
+    assert answer.exit_code == (0 if document["valid"] else 3), answer.output
+    assert (document["isolation"], document["served"], document["complete"]) == ("attach", True, True)
+    assert document["arms"][0]["served_by"] == "pocketllm"
+    record = read_record(tmp_path / "records" / "local" / document["record"])
+    rows = [row for row in record.row_dicts if row["phase"] == "measure"]
+    assert {(row["n_prompt"], row["n_out"], row["finish"], row["http_status"]) for row in rows} == {
+        (24, 6, "length", 200)
+    }
+    assert {(sum(row["chunk_ntok"]), bool(row["out_ids_sha256"])) for row in rows} == {(6, True)}
+    assert {result["metric"] for result in document["results"]} == {"decode", "prefill", "first_decode"}
+
+
+def test_a_plan_runs_nothing(bench: Bench, tmp_path: Path) -> None:
+    answer = bench("--arms", "base", "--arms", "b:prefill_chunk=8", "--arms", "c:url=http://127.0.0.1:9", "--plan")
+    assert answer.exit_code == 2
+
+    answer = bench("--arms", "base", "--arms", "b:prefill_chunk=8", "--plan", "--json", "--model", "no-such-model")
+
+    plan = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert len(plan["schedule"]) == 12
+    assert [row["sd"] for row in plan["mde"]] == [0.005, 0.01, 0.02]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_knows_minutes_from_the_last_record(bench: Bench) -> None:
+    arms = ("--scenario", "prefill", *SHORT, "--arms", "base")
+    assert "not known" in bench(*arms, "--plan").stdout
+    bench(*arms)
+
+    assert "in the last record of this scenario" in bench(*arms, "--plan").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["--arms", "base", "--scenario", "everything"], 2, "known: decode, prefill"),
+        (["--arms", "base", "--budget", "soon"], 2, "is not a time"),
+        (["--arms", "base", "--budget", "0s"], 2, "is not a time"),
+        (["--arms", "base", "--budget", "0.001s"], 2, "cannot hold 8 blocks of 2 arms"),
+        (["--arms", "base", "--blocks", "3"], 2, "--blocks 3 is below 7"),
+        (["--arms", "base", "--requests", "0"], 2, "--requests 0 must be at least 1"),
+        (["--arms", "base", "--input-len", "0"], 2, "--input-len 0 must be at least 1"),
+        (["--arms", "base", "--output-len", "2"], 2, "needs 3 tokens"),
+        (["--arms", "base", "--margin", "2"], 2, "is not a share"),
+        (["--arms", "base", "--margin", "prefill=1%"], 2, "judges decode"),
+        (["--arms", "base", "--fail-on", "faster"], 2, "the one gate is `slower`"),
+        (["--arms", "base", "--require", "faster"], 2, "same-or-faster"),
+        (["--arms", "base", "--arms", "b:reserve=0.5", "--no-null", "--fail-on", "slower"], 2, "nothing to read"),
+        (["--arms", "b:cmd=llama-server"], 2, "does not have"),
+        (["--arms", "base", "--prefill-chunk", "0"], 2, "must be at least 1"),
+        (["--arms", "base", "--model", "missing.gguf"], 2, "missing.gguf"),
+        (["--arms", "base", "--input-len", "100000", "--blocks", "7"], 3, "does not answer"),
+        (["--arms", "dead:url=http://127.0.0.1:9"], 3, "is the server running?"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence_and_its_code(bench: Bench, words: list[str], code: int, reason: str) -> None:
+    answer = bench(*words)
+
+    assert (answer.exit_code, reason in answer.stderr) == (code, True), answer.output
+    assert answer.stdout == ""
+    assert "Traceback" not in answer.output
+
+
+def test_a_folder_that_cannot_hold_records_is_refused_before_anything_runs(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = bench("--arms", "base", "--record-dir", str(tmp_path / "file"))
+
+    assert (answer.exit_code, "loading" in answer.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(("argument", "golden", "code"), [("REGRESSION", "RED", 3), ("timeout", "NOT_JUDGED", 3)])
+def test_a_red_golden_check_ends_with_3(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argument: str, golden: str, code: int
+) -> None:
+    from pocketllm.bench.targets import gate
+
+    def red(rig: Any, arm: Any, options: Any) -> gate.GateAnswer:
+        return gate.GateAnswer(gate.GateState[golden], argument)
+
+    monkeypatch.setattr(gate, "golden_gate", red)
+    answer = bench("--arms", "base")
+
+    assert answer.exit_code == code
+    assert "V11 base" in answer.stderr
+    assert list((tmp_path / "records" / "local").glob("*")) == []
