@@ -1,5 +1,6 @@
 """The `gpt2` kind: byte-level BPE with a table of merges."""
 
+import warnings
 from typing import Any
 
 from pocketllm.engine.text.token_scanner import TokenScanner
@@ -24,9 +25,18 @@ class ByteBPE:
         self._byte_of = _alphabet()
         self._user_defined = TokenScanner(vocabulary.texts(TokenType.USER_DEFINED))
         self._model = _build(vocabulary)
+        known = set(vocabulary.tokens)
+        self._missing = {byte for char, byte in self._byte_of.items() if char not in known}
 
     def encode(self, text: str, *, is_start: bool) -> list[int]:
-        """Ids of `text`; `is_start` has no meaning for this kind."""
+        """Ids of `text`; `is_start` has no meaning for this kind.
+
+        A byte without a token (SmolLM2 lacks a few that text rarely holds) is left out, as every implementation of
+        this kind does, with a warning.
+        """
+        if self._missing and (lost := self._missing.intersection(text.encode())):
+            names = ", ".join(f"0x{byte:02X}" for byte in sorted(lost))
+            warnings.warn(f"the vocabulary has no token for byte {names}: it is missing from the prompt", stacklevel=4)
         ids: list[int] = []
         for piece in self._user_defined.split(text):
             if isinstance(piece, int):

@@ -66,6 +66,7 @@ class Tokenizer:
 
         The text of a control token is plain text unless `parse_special`; BOS is never doubled.
         """
+        _check_unicode(text)
         pieces = self._special.split(text) if parse_special else [text] if text else []
         ids = self._encode_pieces(pieces)
         if not add_special:
@@ -77,6 +78,7 @@ class Tokenizer:
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered chat template: control tokens are parsed, except where `ChatTemplate.render` protected
         the text of a message; BOS is added only where the checkpoint wants it and the template did not write it."""
+        _check_unicode(text)
         pieces = (
             piece if isinstance(piece, int) else protection.unprotect(piece) for piece in self._special.split(text)
         )
@@ -120,18 +122,9 @@ class Tokenizer:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += self._encode_plain(piece, is_start)
+                ids += self._plain.encode(piece, is_start=is_start)
             is_start = isinstance(piece, int)
         return ids
-
-    def _encode_plain(self, text: str, is_start: bool) -> list[int]:
-        try:
-            return self._plain.encode(text, is_start=is_start)
-        except UnicodeEncodeError as error:
-            code = ord(text[error.start])
-            raise RequestError(
-                f"the text holds a lone surrogate U+{code:04X} at character {error.start}, which is not valid Unicode"
-            ) from error
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._vocabulary.ids.get("bos")
@@ -143,3 +136,13 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             raise RequestError(f"token id {token_id} is not in the vocabulary (0 to {self.vocab_size - 1})")
         return token_id
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise RequestError(
+            f"the text holds a lone surrogate U+{code:04X} at character {error.start}, which is not valid Unicode"
+        ) from error

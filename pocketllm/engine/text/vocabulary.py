@@ -68,11 +68,11 @@ class Vocabulary(TokenTable):
 def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
     """The tokens in GGUF `metadata`; CheckpointError names the key that is missing or contradicts another."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind in (None, "no_vocab", "none"):
+    if kind is None or kind in ("no_vocab", "none"):
         raise CheckpointError(
             "the checkpoint has no tokenizer (tokenizer.ggml.model is absent): give token ids instead"
         )
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         reason = f"tokenizer.ggml.model is {kind!r}; this version reads {', '.join(KINDS)}"
         raise UnsupportedFeatureError("tokenizer", [reason])
     tokens = _tokens(metadata)
@@ -144,7 +144,7 @@ def _numbers(metadata: Mapping[str, Any], name: str, num_tokens: int, convert: t
     if set(map(type, values)) == {convert}:
         return values
     for index, value in enumerate(values):
-        if not isinstance(value, int | float) or math.isnan(value) or convert(value) != value:
+        if not isinstance(value, int | float) or not math.isfinite(value) or convert(value) != value:
             wanted = "an integer" if convert is int else "a number"
             raise CheckpointError(f"tokenizer.ggml.{name}[{index}] is {value!r}, expected {wanted}")
     return [convert(value) for value in values]
@@ -168,8 +168,9 @@ def _scores(metadata: Mapping[str, Any], num_tokens: int) -> list[float]:
         raise CheckpointError(
             "tokenizer.ggml.scores is missing or empty, but tokenizer.ggml.model llama merges by score"
         )
-    if any(map(math.isnan, scores)):
-        raise CheckpointError("tokenizer.ggml.scores holds NaN")
+    if not all(map(math.isfinite, scores)):
+        index = next(index for index, score in enumerate(scores) if not math.isfinite(score))
+        raise CheckpointError(f"tokenizer.ggml.scores[{index}] is {scores[index]}, expected a finite number")
     return scores
 
 
@@ -194,7 +195,7 @@ def _pre_tokenizer(name: Any) -> PreTokenizer:
             stacklevel=4,
         )
         name = "default"
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise UnsupportedFeatureError("tokenizer", [f"tokenizer.ggml.pre {name!r} is not known; known: {known}"])
     return PRE_TOKENIZERS[name]
