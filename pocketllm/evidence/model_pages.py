@@ -130,6 +130,7 @@ def speed_rows(item: Evidence) -> Iterator[str]:
     """One table row for each metric and arm of a bench record."""
     document = item.document
     load = document.get("workload") or {}
+    served_by = {arm.get("name"): arm.get("served_by") for arm in document.get("arms") or []}
     results = {(entry.get("metric"), entry.get("arm")): entry for entry in document.get("results") or []}
     lengths = f", {load['n_prompt']} in / {load['n_out']} out" if {"n_prompt", "n_out"} <= set(load) else ""
     for metric, arms in (document.get("medians") or {}).items():
@@ -137,7 +138,8 @@ def speed_rows(item: Evidence) -> Iterator[str]:
             entry = results.get((metric, arm), {})
             interval = f"{entry['ratio']:.3f}× ({entry['low']:.3f}–{entry['high']:.3f})" if entry.get("ratio") else "1"
             verdict = entry.get("verdict") or entry.get("role") or "baseline"
-            cells = (f"{metric}{lengths}", arm, f"{1 / seconds:.1f}", interval, verdict, link(item.path, item.run_id))
+            who = f"{arm} ({served_by[arm]})" if served_by.get(arm) else arm
+            cells = (f"{metric}{lengths}", who, f"{1 / seconds:.1f}", interval, verdict, link(item.path, item.run_id))
             yield "| " + " | ".join(cells) + " |"
 
 

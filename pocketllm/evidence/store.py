@@ -258,7 +258,7 @@ def read_table(path: Path) -> Any:
 def load_record(path: Path) -> Record:
     """The record in one file, Parquet or journal; RecordError when it is missing, broken or not a run record."""
     if path.suffix == SUFFIX:
-        return Record(path, {**read_journal(path)[0], "complete": False})
+        return Record(path, read_journal(path)[0])
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -182,12 +182,10 @@ def test_the_tables_of_a_page_are_written_from_records_and_pass_the_check(folder
 def test_only_the_newest_of_equal_runs_and_no_invalid_one_stands_in_the_table(folder: Path) -> None:
     old = bench(served=False)
     new = bench(served=False)
-    with RecordWriter(
-        "bench", {"device_class": "cpu", "scenario": "x", "arms": [], "schedule": [], "seed": 1}, Path()
-    ) as r:
-        invalid = keep(
-            r.finish({"checks": [], "results": [], "valid": False, "null_valid": False, "served": False}), force=True
-        )
+    document = {"device_class": "cpu", "model": MODEL, "scenario": "x", "arms": [], "schedule": [], "seed": 1}
+    with RecordWriter("bench", document, Path("records/local")) as record:
+        end = {"checks": [], "results": [], "valid": False, "null_valid": False, "served": False}
+        invalid = keep(record.finish({**end, "medians": {"prefill": {"base": 0.002}}}), force=True)
     page = pages()
 
     call("docs")

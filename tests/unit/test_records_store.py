@@ -104,6 +104,16 @@ def test_a_line_torn_by_the_kill_loses_itself_and_nothing_else(tmp_path: Path) -
     assert [row["case"] for row in read_record(journal).row_dicts] == ["capital"]
 
 
+def test_what_follows_a_damaged_line_of_a_journal_is_not_trusted(tmp_path: Path) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+    record.append(ROW)
+    journal = tmp_path / f"{record.run_id}.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0] + lines[1][:40] + b"\n" + lines[1])
+
+    assert read_record(journal).row_dicts == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupted_run_keeps_what_was_paid_for(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012
