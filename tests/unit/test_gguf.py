@@ -1,4 +1,7 @@
-"""The GGUF header reader: what is right is read exactly, what is wrong is one sentence and costs nothing."""
+"""The GGUF header reader: what is right is read exactly, what is wrong is one sentence and costs nothing.
+
+Times are this process's own, so that a busy machine fails nothing.
+"""
 
 import random
 import struct
@@ -108,6 +111,13 @@ def test_arrays_are_described_and_sampled_without_decoding_them(save: Save) -> N
         metadata["t"]
 
 
+def test_an_array_that_a_reader_changes_is_whole_for_the_next(save: Save) -> None:
+    metadata = open_gguf(save(gguf_bytes([key("t", ARRAY, array(U8, 2, b"\1\2"))]))).metadata
+    metadata["t"].clear()
+
+    assert metadata["t"] == [1, 2]
+
+
 def test_a_version_2_file_reads_the_same(save: Save) -> None:
     opened = open_gguf(save(gguf_bytes([ARCHITECTURE], [tensor("a", [2])], b"\0" * 8, version=2)))
 
@@ -177,6 +187,10 @@ BROKEN = {
         gguf_bytes([key("a", ARRAY, array(U8, 2**40, b"\0"))]),
         "element count of array 'a' is 1099511627776",
     ),
+    "array count past the end": (
+        gguf_bytes([key("a", ARRAY, array(U32, 1000, b"\0" * 40))]),
+        "element count of array 'a' is 1000, but at most",
+    ),
     "string array count 2^40": (gguf_bytes([key("a", ARRAY, array(STRING, 2**40, b""))]), "element count of array 'a'"),
     "string length 2^63": (gguf_bytes([key("s", STRING, struct.pack("<Q", 2**63))]), "text of 's' needs 92233720"),
     "key length 2^63": (gguf_bytes([struct.pack("<Q", 2**63) + b"\0" * 32]), "metadata key 0 is 92233720"),
@@ -227,10 +241,10 @@ BROKEN = {
 def test_a_broken_header_is_one_sentence_that_names_the_field(save: Save, name: str) -> None:
     content, message = BROKEN[name]
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(GGUFError, match=message) as caught:
         open_gguf(save(content))
-    elapsed_s, peak_bytes = time.perf_counter() - began, tracemalloc.get_traced_memory()[1]
+    elapsed_s, peak_bytes = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
     assert "some.gguf" in str(caught.value)
@@ -247,11 +261,11 @@ def test_many_small_elements_cannot_make_the_walk_long(save: Save, element: byte
     kind = STRING if element == text("") else ARRAY
     keys = [key(f"a{i}", ARRAY, array(kind, count // 2, element * (count // 2))) for i in range(2)]
     path = save(gguf_bytes(keys))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(GGUFError, match="element count of array 'a1'"):
         open_gguf(path)
 
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.1, 0.5, 0.99])
@@ -297,9 +311,9 @@ def test_a_vocabulary_of_262144_tokens_opens_in_half_a_second(save: Save) -> Non
         key("tokenizer.ggml.token_type", ARRAY, array(I32, count, b"\0" * 4 * count)),
     ]
     path = save(gguf_bytes(keys))
-    began = time.perf_counter()
+    began = time.process_time()
     opened = open_gguf(path)
-    elapsed_s = time.perf_counter() - began
+    elapsed_s = time.process_time() - began
 
     assert opened.metadata["tokenizer.ggml.tokens"][-1] == "token262143"
     assert len(opened.metadata["tokenizer.ggml.scores"]) == count
@@ -313,10 +327,10 @@ def test_a_file_of_many_gib_opens_without_touching_its_data(tmp_path: Path) -> N
     with path.open("wb") as file:  # sparse: 16 GiB that take no room
         file.write(head)
         file.truncate(len(head) + rows * row * 4)
-    began = time.perf_counter()
+    began = time.process_time()
     opened = open_gguf(path)
 
-    assert time.perf_counter() - began < 0.2
+    assert time.process_time() - began < 0.2
     assert opened.tensors["large"].num_bytes == 16 << 30
     assert opened.data(opened.tensors["large"]).shape == (16 << 30,)
 
@@ -343,7 +357,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
     cut=st.floats(0, 1),
@@ -361,9 +375,11 @@ def test_a_damaged_file_is_never_anything_but_a_checkpoint_error(
         content[int(at * len(content))] = value
     path = tmp_path / "fuzz.gguf"
     path.write_bytes(bytes(content) if keep_whole else bytes(content[: int(cut * len(content))]))
+    began = time.process_time()
     # any other exception fails the test; a damaged float is still a valid file
     with suppress(CheckpointError):
         walk_everything(path)
+    assert time.process_time() - began < 1
 
 
 def test_every_single_byte_of_a_header_may_be_wrong(small_file: bytes, tmp_path: Path) -> None:
@@ -375,12 +391,12 @@ def test_every_single_byte_of_a_header_may_be_wrong(small_file: bytes, tmp_path:
         content = bytearray(small_file)
         content[at] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             walk_everything(path)
         except CheckpointError:
             refused += 1
-        assert time.perf_counter() - began < 1, at
+        assert time.process_time() - began < 1, at
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

@@ -187,6 +187,17 @@ def test_a_damaged_text_is_an_error_of_the_report_and_hides_nothing_else(tmp_pat
     assert report["runs"] is False
 
 
+def test_a_damaged_header_does_not_run_even_when_nothing_is_missing(tmp_path: Path) -> None:
+    class Willing(PlainFamily):
+        def unmet(self, checkpoint: object) -> list[str]:
+            return []
+
+    for bad, runs in ((b"\xff", False), (b"ok", True)):
+        with open_checkpoint(save(tmp_path / "x.gguf", key("note", STRING, text(bad)))) as checkpoint:
+            report = inspect_checkpoint(checkpoint, Willing())
+        assert (report["missing"], report["runs"]) == ([], runs)
+
+
 def test_a_very_long_text_is_cut(tmp_path: Path) -> None:
     report = report_of(save(tmp_path / "x.gguf", key("long", STRING, text("x" * 100_000))))
 
@@ -320,7 +331,7 @@ def test_a_vocabulary_of_262144_tokens_is_inspected_quickly(tmp_path: Path) -> N
     words = b"".join(text(f"token{i}") for i in range(count))
     keys = [key("foo.tokens", ARRAY, array(STRING, count, words))]
     path = save(tmp_path / "x.gguf", *keys)
-    began = time.perf_counter()
+    began = time.process_time()
     report_of(path)
 
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1

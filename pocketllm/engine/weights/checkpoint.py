@@ -98,7 +98,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     shards = shard_paths(path)
     _check_is_file(path)
-    missing = [shard.name for shard in shards if not shard.is_file()]
+    present = {entry.name for entry in path.parent.iterdir()} if len(shards) > 1 else {path.name}
+    missing = [shard.name for shard in shards if shard.name not in present]
     if missing:
         raise CheckpointError(
             f"{path.name} is one of {len(shards)} shards, and {len(missing)} of them are missing beside it: "
