@@ -55,7 +55,11 @@ def protect(text: str, scanner: TokenScanner) -> str:
         done = end
     if not parts and MARK not in text:
         return text
-    protected = ProtectedText("".join([*parts, _doubled(text[done:])]))
+    return _with_scanner("".join([*parts, _doubled(text[done:])]), scanner)
+
+
+def _with_scanner(marked: str, scanner: TokenScanner) -> ProtectedText:
+    protected = ProtectedText(marked)
     protected._scanner = scanner
     return protected
 
@@ -79,7 +83,8 @@ def _on_plain_text(name: str) -> Callable[..., Any]:
 
 def _protected(value: Any, scanner: TokenScanner) -> Any:
     if isinstance(value, str):
-        return protect(value, scanner)
+        # a part without spellings stays under watch: it may be made into one, by a change of case for instance
+        return _with_scanner(str(protect(value, scanner)), scanner)
     if isinstance(value, list | tuple):
         return type(value)(_protected(item, scanner) for item in value)
     return value

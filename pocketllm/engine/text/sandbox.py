@@ -27,6 +27,8 @@ MAX_TEXT = 16_000_000
 MAX_WIDTH = 1_000_000
 MAX_BITS = 4096
 _WIDE_FORMAT = re.compile(r"\d{7}")
+_NESTED_FORMAT = re.compile(r"\{[^{}]*\{")
+_FORMATS = ("format", "format_map")
 _WIDTH_FILTERS = frozenset(("batch", "center", "format", "indent", "slice", "truncate", "wordwrap"))
 
 
@@ -89,6 +91,20 @@ def _check_format(template: str) -> None:
         raise TemplateLimitError("it used a format with a width of more than six digits")
 
 
+def _limited_format(template: Any, method: Any) -> Any:
+    """`str.format` of `template`, held to the budget."""
+    if not isinstance(template, str):
+        return method
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check_format(template)
+        if _NESTED_FORMAT.search(template):
+            _check_widths([*args, *kwargs.values()])
+        return method(*args, **kwargs)
+
+    return call
+
+
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter `function`, held to the budget."""
 
@@ -143,9 +159,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | int):
             _check_widths([*args, *kwargs.values()])
-        if isinstance(owner, str) and obj.__name__ in ("format", "format_map"):
-            _check_format(owner)
         return _checked(super().call(context, obj, *args, **kwargs))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        value = super().getattr(obj, attribute)
+        return _limited_format(obj, value) if attribute in _FORMATS else value
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        item = super().getitem(obj, argument)
+        return _limited_format(obj, item) if argument in _FORMATS else item
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
