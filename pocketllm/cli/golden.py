@@ -154,7 +154,7 @@ def record(
         for proposal in proposals:
             typer.echo(f"{proposal.case.name}: {proposal.answer.expected.text!r}")
             typer.echo("  " + ", ".join(str(file) for file in proposal.files))
-        typer.echo('review the files, then: pocketllm golden accept --reason "…"')
+        typer.echo('review the files, then: pocketllm golden accept --all --reason "…"')
 
 
 @app.command(epilog='Example:\n\npocketllm golden accept --case capital --reason "first answer, read and right"')

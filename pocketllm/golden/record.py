@@ -5,6 +5,7 @@ A recording runs in this process: three times the same request, with the logprob
 
 import math
 import os
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +153,7 @@ def record(
     from pocketllm.golden.entry_points.in_process import load
 
     code = collect()["code"]
-    provenance = {"command": " ".join(command), "commit": code.get("commit"), "dirty": code.get("dirty")}
+    provenance = {"command": shlex.join(command), "commit": code.get("commit"), "dirty": code.get("dirty")}
     proposals = []
     with load(subject) as llm:
         for asked in requests:

@@ -310,13 +310,15 @@ def pairs(jobs: Sequence[Job]) -> list[tuple[Job, Job]]:
 
 
 def _judge_endings(server: "Server", client: "HttpClient", jobs: Sequence[Job]) -> Iterator[Row]:
-    """Cancel and shutdown, asked with the longest recorded answer: it leaves the most time to break something."""
+    """Cancel, followed by the shortest answer; shutdown during the longest: it leaves the most time to be cut off."""
     from pocketllm.golden.entry_points.endings import check_cancel, check_shutdown
 
-    job = max(jobs, key=lambda job: job.answer.expected.num_output_tokens)
-    path = ServedPath(job.path.entry_point, is_stream=True)
-    yield Row(job.case.name, path, "cancel", check_cancel(client, job.case, job.answer))
-    yield Row(job.case.name, path, "shutdown", check_shutdown(server, client, job.case, job.answer))
+    by_length = sorted(jobs, key=lambda job: job.answer.expected.num_output_tokens)
+    short, long = by_length[0], by_length[-1]
+    path = ServedPath(short.path.entry_point, is_stream=True)
+    yield Row(short.case.name, path, "cancel", check_cancel(client, short.case, short.answer))
+    path = ServedPath(long.path.entry_point, is_stream=True)
+    yield Row(long.case.name, path, "shutdown", check_shutdown(server, client, long.case, long.answer))
 
 
 # -- the gate of a benchmark -------------------------------------------------------------------------------------------
