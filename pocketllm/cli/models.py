@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pocketllm.cli.output import command, say, write_json
-from pocketllm.errors import ModelNotFoundError, OptionError
+from pocketllm.errors import MachineError, ModelNotFoundError, OptionError
 
 if TYPE_CHECKING:
     from pocketllm.evidence.ladder import LadderRow
@@ -117,20 +117,24 @@ def docs(records: Records = RECORDS, docs: Docs = DOCS) -> None:
     written = [(page, text, regenerate(page.name, text, source)) for page, text in read_pages(docs)]
     for page, before, after in written:
         if after != before:
-            page.write_text(after, encoding="utf-8")
+            try:
+                page.write_text(after, encoding="utf-8")
+            except OSError as error:
+                raise MachineError(f"cannot write {page}: {error.strerror}") from error
             typer.echo(page.as_posix())
 
 
 def read_source(records: Path) -> "Source":
     """Ladder, evidence and the catalog's digests; says so when there is no such folder."""
     from pocketllm.engine.weights.catalog import CATALOG
-    from pocketllm.evidence.ladder import ladder, load
+    from pocketllm.evidence.ladder import dated, load
     from pocketllm.evidence.model_pages import Source
 
     if not records.is_dir():
         say(f"no folder {records}: without records nothing is proved")
     pinned = {entry.name: entry.sha256 for entry in CATALOG.values()}
-    return Source(ladder(records), load(records), pinned)
+    evidence = load(records)
+    return Source(dated(evidence, records), evidence, pinned)
 
 
 def read_pages(folder: Path) -> list[tuple[Path, str]]:
@@ -138,7 +142,10 @@ def read_pages(folder: Path) -> list[tuple[Path, str]]:
     pages = sorted(folder.glob("*.md"))
     if not pages:
         raise OptionError(f"no pages in {folder}; run in a checkout, or name the folder with --docs")
-    return [(page, page.read_text(encoding="utf-8")) for page in pages]
+    try:
+        return [(page, page.read_text(encoding="utf-8")) for page in pages]
+    except (OSError, UnicodeDecodeError) as error:
+        raise MachineError(f"cannot read the pages in {folder}: {error}") from error
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -111,9 +111,14 @@ class Subject:
 
 def ladder(records: Path) -> list[LadderRow]:
     """The ladder of the records kept under a `records/` folder; RecordError when one of them cannot be read."""
-    rows = compute(load(records))
+    return dated(load(records), records)
+
+
+def dated(evidence: Iterable[Evidence], records: Path) -> list[LadderRow]:
+    """The ladder of loaded records with its freshness, told by the checkout that holds the records folder."""
     return [
-        replace(row, freshness=freshness_of(row.architecture, [p.code for p in row.proofs], records)) for row in rows
+        replace(row, freshness=freshness_of(row.architecture, [proof.code for proof in row.proofs], records))
+        for row in compute(evidence)
     ]
 
 

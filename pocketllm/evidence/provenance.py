@@ -34,12 +34,13 @@ ISA_FLAGS = {
 SECRET_FLAG = re.compile(
     r"^-{0,2}[\w-]*(api[-_]?key|password|secret|authorization|header)$|^-H$|^--?(\w+[-_])?token$", re.I
 )
+SECRET_KEY = re.compile(r"(api[-_]?key|password|secret|authorization)$", re.I)
 SECRET_VALUE = re.compile(r"\b(?:sk|hf|ghp|gho|glpat|xox[bp])[-_][A-Za-z0-9_\-]{12,}|(?<=Bearer )\S+", re.I)
 SECRET_PAIR = re.compile(
     r"\b([\w-]*(?:api[-_]?key|password|secret|authorization|auth_token))([=:]\s*)([^\s,;&]+)", re.I
 )
 URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>,]+", re.I)
-ABSOLUTE_PATH = re.compile(r"(?<![\w./:~\\-])(?:~|(?=/))(?:/[^\s/:,;=\"'()<>\[\]{}|]+)+/?")
+ABSOLUTE_PATH = re.compile(r"(?<![\w./:~<\\-])(?:~|(?=/))(?:/[^\s/:,;=\"'()<>\[\]{}|]+)+/?")
 REDACTED = "***"
 
 
@@ -87,7 +88,7 @@ def scrub(value: Any) -> Any:
 
 def secret(key: Any, value: Any) -> bool:
     """Whether a document entry is a credential by its name."""
-    return isinstance(value, str) and bool(value) and bool(SECRET_FLAG.match(str(key)))
+    return isinstance(value, str) and bool(value) and bool(SECRET_KEY.search(str(key)))
 
 
 def scrub_text(text: str) -> str:

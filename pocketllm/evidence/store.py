@@ -262,11 +262,16 @@ def load_record(path: Path) -> Record:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.is_dir():
+        raise RecordError(f"cannot read {path}: it is a folder")
     try:
         metadata = pq.read_metadata(path).metadata or {}
     except FileNotFoundError as error:
         raise RecordError(f"no record file {path}") from error
     except (OSError, pa.ArrowException) as error:
+        # pyarrow says OSError for damage too, but only the system's own errors have a number
+        if isinstance(error, OSError) and error.errno:
+            raise RecordError(f"cannot read {path}: {error.strerror}") from error
         raise RecordError(f"{path.name} is not a Parquet file: {first_line(error)}") from error
     try:
         document = json.loads(metadata[schema.DOCUMENT_KEY])
@@ -278,6 +283,11 @@ def load_record(path: Path) -> Record:
         raise RecordError(f"{path.name}: its run document is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("kind") not in schema.COLUMNS:
         raise RecordError(f"{path.name}: its run document is of no known kind; known: {', '.join(schema.KINDS)}")
+    version = str(document.get("schema"))
+    if version.partition(".")[0] != schema.SCHEMA_VERSION.partition(".")[0]:
+        raise RecordError(
+            f"{path.name} has schema {version}: this pocketllm reads {schema.SCHEMA_VERSION}; use a newer one"
+        )
     return Record(path, document)
 
 
@@ -363,6 +373,10 @@ def keep(
         return target
     prove_writable(target.parent)
     partial = target.with_suffix(".partial")
-    shutil.copyfile(record.path, partial)
-    partial.replace(target)
+    try:
+        shutil.copyfile(record.path, partial)
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RecordError(f"cannot write {target}: {error.strerror or error}") from error
     return target

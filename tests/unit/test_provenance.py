@@ -45,6 +45,7 @@ from pocketllm.evidence import provenance
         (["p", "http://localhost:1/v1"], ["p", "http://localhost:1/v1"]),
         (["p", "http://[::1]:1/v1"], ["p", "http://[::1]:1/v1"]),
         (["p", "file:///usr/share/m/model.gguf"], ["p", "file:model.gguf"]),
+        (["p", "<think></usr><tool_call></tool_call>"], ["p", "<think></usr><tool_call></tool_call>"]),
         (["p", "hf:owner/repo/file.gguf"], ["p", "hf:owner/repo/file.gguf"]),
         ([], []),
     ],
@@ -75,13 +76,13 @@ def test_redacting_takes_any_text_and_is_settled_after_one_pass(text: str) -> No
 
 
 def test_a_document_loses_paths_and_credentials_but_keeps_its_shape() -> None:
-    document = {"arms": [{"path": "/usr/share/wt", "api_key": "abc", "n": 3}], "ok": True, "none": None, "header": ""}
+    document = {"arms": [{"path": "/usr/share/wt", "api_key": "abc", "n": 3}], "ok": True, "none": None, "header": "v3"}
 
     assert provenance.scrub(document) == {
         "arms": [{"path": "wt", "api_key": "***", "n": 3}],
         "ok": True,
         "none": None,
-        "header": "",
+        "header": "v3",
     }
 
 

@@ -1,6 +1,7 @@
 """The declared schema: what a row may hold, and what is refused."""
 
 import enum
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,16 @@ BENCH_END = {"checks": [], "results": [], "valid": True, "null_valid": True, "se
 
 def test_bench_rows_are_the_row_of_the_design() -> None:
     assert list(schema.COLUMNS["bench"]) == BENCH_ROW_OF_THE_DESIGN.replace("\n", " ").split(", ")
+
+
+def test_columns_of_schema_1_0_are_all_there_with_the_types_they_had() -> None:
+    first = json.loads((Path(__file__).parent / "record_columns_1_0.json").read_text(encoding="utf-8"))
+
+    changed = {kind: set(columns.items()) - set(schema.COLUMNS[kind].items()) for kind, columns in first.items()}
+
+    assert not any(changed.values()), "a type never changes: a new meaning is a new column and a new SCHEMA_VERSION"
+    grown = any(set(schema.COLUMNS[kind]) - set(columns) for kind, columns in first.items())
+    assert grown == (schema.SCHEMA_VERSION != "1.0")
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)

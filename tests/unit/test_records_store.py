@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,13 @@ def test_a_bad_row_does_not_cost_the_good_ones(tmp_path: Path) -> None:
         record.append({"csae": "capital"})
 
     assert [row["case"] for row in list_records([tmp_path])[0].row_dicts] == ["capital"]
+
+
+def test_rows_appended_from_several_threads_are_all_there(tmp_path: Path) -> None:
+    with RecordWriter("golden", DOCUMENT, tmp_path) as record, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: record.append([{**ROW, "n_out": n}, {**ROW, "n_out": n}]), range(20)))
+
+    assert sorted(row["n_out"] for row in list_records([tmp_path])[0].row_dicts) == sorted([*range(20)] * 2)
 
 
 def test_a_finished_record_takes_no_more_rows(tmp_path: Path) -> None:
@@ -263,6 +271,29 @@ def test_a_broken_or_foreign_file_is_refused_in_one_sentence(tmp_path: Path) -> 
         assert "\n" not in str(refusal.value)
     with pytest.raises(RecordError, match="no record file"):
         read_record(tmp_path / "missing.parquet")
+
+
+def test_a_folder_in_a_record_s_place_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "folder.parquet").mkdir()
+
+    with pytest.raises(RecordError, match=r"cannot read .*folder\.parquet"):
+        read_record(tmp_path / "folder.parquet")
+
+
+def test_a_record_of_a_later_generation_is_refused_and_of_a_later_version_read(tmp_path: Path) -> None:
+    path = golden(tmp_path)
+    table = pq.read_table(path)
+    document = json.loads(table.schema.metadata[schema.DOCUMENT_KEY])
+
+    def rewrite(version: str) -> None:
+        text = json.dumps({**document, "schema": version})
+        pq.write_table(table.replace_schema_metadata({schema.DOCUMENT_KEY: text}), path)
+
+    rewrite("1.9")
+    assert read_record(path).document["schema"] == "1.9"
+    rewrite("2.0")
+    with pytest.raises(RecordError, match=r"has schema 2\.0.*newer"):
+        read_record(path)
 
 
 def test_listing_tells_of_a_broken_file_and_goes_on_when_asked(tmp_path: Path) -> None:
