@@ -19,11 +19,11 @@ Step = Sequence[tuple[int, int]]
 class Driver:
     """One loaded model with a paged cache; blocks are dealt out of order, as a long-running pool would have them."""
 
-    def __init__(self, path: Path, block_size: int = 16, num_blocks: int = 96) -> None:
+    def __init__(self, path: Path, block_size: int = 16, num_blocks: int = 96, threads: int | None = 1) -> None:
         self.checkpoint = open_checkpoint(path)
         family = find_family(self.checkpoint.architecture)
         assert family.unmet(self.checkpoint) == [], family.unmet(self.checkpoint)
-        self.ops = select_backend("reference", threads=1).ops
+        self.ops = select_backend("reference", threads).ops
         self.model = family.load(self.checkpoint, self.ops, max_model_len=block_size * num_blocks)
         self.block_size, self.num_blocks = block_size, num_blocks
         self.reset()

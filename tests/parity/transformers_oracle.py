@@ -180,5 +180,25 @@ def write_oracles(folder: Path) -> None:
             print(f"llama_{name}.npz")
 
 
+def write_smollm2(folder: Path) -> None:
+    """The default model on a page of real text: the five likeliest tokens at every fourth of 256 positions."""
+    from pocketllm.engine.text.tokenizer import Tokenizer
+    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from tests.parity.compare import log_softmax
+
+    path = resolve_model("smollm2-135m", print)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+    text = (Path(__file__).parent / "alice.txt").read_text(encoding="utf-8")
+    ids = np.array(tokenizer.encode(text)[:256], np.int64)
+    logprobs = log_softmax(logits(load_llama(path), ids)[::4])
+    top_ids = np.argsort(-logprobs, axis=-1)[:, :5]
+    top_logprobs = np.take_along_axis(logprobs, top_ids, axis=-1)
+    np.savez_compressed(folder / "smollm2_top5.npz", input_ids=ids, top_ids=top_ids, top_logprobs=top_logprobs)
+    print("smollm2_top5.npz")
+
+
 if __name__ == "__main__":
     write_oracles(ORACLES)
+    write_smollm2(ORACLES)

@@ -1,0 +1,200 @@
+"""Compare with outside implementations and keep what came out as run records of kind `parity`.
+
+    python -m tests.parity.record tiny                                  # committed tiny checkpoints, a record each
+    python -m tests.parity.record smollm2                               # the default model against transformers
+    python -m tests.parity.record smollm2 --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
+
+Needs the oracle extra. Exits with 1 when a figure is outside its tolerance; the record says which. `--keep` also copies
+a passing record to records/parity/, where it is reviewed and committed.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.parity.compare import Difference, compare, ids_sha256, in_pieces, log_softmax
+from tests.parity.drive import Driver, Step, chunks
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+TEXT = Path(__file__).parent / "alice.txt"
+POSITIONS = 512
+TINY = ("llama", "q_Q4_1", "q_Q8_0", "q_Q4_K", "q_Q6_K")
+TINY_TOLERANCE = 1e-9
+TINY_ORACLE_VERSION = "5.24.0"
+"""The transformers that made the committed logits."""
+WAYS: Mapping[str, int] = {"one batch": 1 << 30, "chunks of 7": 7, "token by token": 1}
+
+
+# -- what is compared ------------------------------------------------------------------------------------------------
+def tiny_rows(name: str) -> Iterator[dict[str, Any]]:
+    """One tiny checkpoint against the committed logits of transformers, in four ways of feeding it."""
+    expected = np.load(ORACLES / f"{name}.npz")
+    ids, oracle = expected["input_ids"], expected["logits"]
+    driver = Driver(ORACLES / f"{name}.gguf")
+    for way, size in WAYS.items():
+        driver.reset()
+        [got] = driver.run([ids.tolist()], chunks(len(ids), size))
+        yield tiny_row(ids, way, compare([(got, oracle)]))
+    driver.reset()
+    lengths = [len(ids), 23, 11, 4, 1]
+    steps: list[Step] = [[(s, -(-n // 2)) for s, n in enumerate(lengths)]]
+    steps.append([(s, n // 2) for s, n in enumerate(lengths) if n > 1])
+    got_all = driver.run([ids[:n].tolist() for n in lengths], steps)
+    pairs = [(got, oracle[:n]) for got, n in zip(got_all, lengths, strict=True)]
+    yield tiny_row(ids, "ragged batch of 5 sequences", compare(pairs))
+
+
+def tiny_row(ids: npt.NDArray[np.integer], way: str, difference: Difference) -> dict[str, Any]:
+    """A row that is held to NMSE."""
+    return {
+        "subject": f"family:llama, {way}",
+        "oracle": "transformers",
+        "oracle_version": TINY_ORACLE_VERSION,
+        "inputs_sha256": ids_sha256(ids),
+        **difference.figures(),
+        "tolerance": TINY_TOLERANCE,
+        "passed": difference.nmse <= TINY_TOLERANCE,
+        "detail": f"{way}; tolerance is of nmse",
+    }
+
+
+def against_transformers(path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """Teacher-forced positions against transformers in float32 on the weights that gguf-py decodes."""
+    from tests.parity.transformers_oracle import load_llama, logits
+
+    difference = compare(in_pieces(ours, logits(load_llama(path), ids)))
+    return real_row("transformers", version("transformers"), ids, difference, 1e-5, 0.995, "weights decoded by gguf-py")
+
+
+def against_llama_cpp(url: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """The same positions beside a running llama-server, which multiplies with activations rounded to 8 bits."""
+    import httpx
+
+    with httpx.Client(base_url=url, timeout=120) as client:
+        build = client.get("/props").json().get("build_info", "unknown")
+        difference = Difference()
+        for position, row in enumerate(ours):
+            answer = next_token(client, ids[: position + 1].tolist(), len(row))
+            difference.add(log_softmax(row)[None], answer[None])
+            if position % 64 == 63:
+                print(f"llama.cpp: {position + 1} of {len(ours)} positions", file=sys.stderr, flush=True)
+    return real_row(
+        "llama.cpp",
+        str(build),
+        ids,
+        difference,
+        5e-3,
+        0.97,
+        "its activations are 8-bit; errors are of log-probabilities",
+    )
+
+
+def next_token(client: Any, prompt: list[int], vocab_size: int) -> npt.NDArray[np.float64]:
+    """llama-server's log-probabilities of every token after a prompt of ids, before any sampler."""
+    body = {
+        "prompt": prompt,
+        "n_predict": 1,
+        "n_probs": vocab_size,
+        "cache_prompt": True,
+        "temperature": 1.0,
+        "samplers": [],
+        "post_sampling_probs": False,
+    }
+    reply = client.post("/completion", json=body)
+    reply.raise_for_status()
+    entries = reply.json()["completion_probabilities"][0]["top_logprobs"]
+    answer = np.full(vocab_size, -np.inf)
+    answer[[entry["id"] for entry in entries]] = [entry["logprob"] for entry in entries]
+    assert np.isfinite(answer).all(), f"llama-server told {len(entries)} of {vocab_size} log-probabilities"
+    return answer
+
+
+def real_row(
+    oracle: str, release: str, ids: npt.NDArray[np.int64], difference: Difference, kl: float, top1: float, detail: str
+) -> dict[str, Any]:
+    """A row that is held to mean KL and to the share of equal most likely tokens."""
+    return {
+        "subject": "model:smollm2-135m",
+        "oracle": oracle,
+        "oracle_version": release,
+        "inputs_sha256": ids_sha256(ids),
+        **difference.figures(),
+        "tolerance": kl,
+        "passed": difference.kl <= kl and difference.top1 >= top1,
+        "detail": f"{len(ids)} teacher-forced positions; tolerance is of kl, top1 at least {top1}; {detail}",
+    }
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | None, keep: bool) -> bool:
+    """Append each row as it comes, finish, and say what came out; True when all rows are inside tolerance."""
+    from pocketllm.engine.backends.select import select_backend
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from pocketllm.evidence import store
+    from pocketllm.golden.subject import model_document
+
+    with open_checkpoint(path) as checkpoint:
+        model = model_document(checkpoint)
+    capability = select_backend("reference").capability
+    plan = {"backend": capability.name, "device": capability.device, "numerics_version": capability.numerics_version}
+    document = {"device_class": capability.device, "model": model, "plan": plan}
+    passed = True
+    with store.RecordWriter("parity", document, store.record_dir(directory)) as writer:
+        for row in rows:
+            writer.append(row)
+            passed &= bool(row["passed"])
+            word = "ok  " if row["passed"] else "FAIL"
+            print(
+                f"{word} {path.name}: {row['subject']} against {row['oracle']} {row['oracle_version']}: n={row['n']} "
+                f"nmse={row['nmse']:.2e} max={row['max_error']:.2e} top1={row['top1']:.4f} kl={row['kl']:.2e}"
+            )
+        record = writer.finish()
+    if keep and passed:
+        record = store.keep(record)
+    print(f"record: {record}", file=sys.stderr)
+    return passed
+
+
+def smollm2_rows(path: Path, server: str | None) -> Iterator[dict[str, Any]]:
+    """The default model on real text: one forward of ours, compared with each oracle."""
+    from pocketllm.engine.text.tokenizer import Tokenizer
+
+    driver = Driver(path, threads=None)
+    tokenizer = Tokenizer.from_metadata(driver.checkpoint.metadata)
+    ids = np.array(tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:POSITIONS], np.int64)
+    assert len(ids) == POSITIONS, len(ids)
+    [ours] = driver.run([ids.tolist()], chunks(len(ids), 256))
+    yield against_transformers(path, ids, ours)
+    if server:
+        yield against_llama_cpp(server, ids, ours)
+
+
+def main() -> int:
+    """Parse, compare, record."""
+    parser = argparse.ArgumentParser(prog="python -m tests.parity.record", description=__doc__.split("\n\n")[0])
+    parser.add_argument("subject", choices=["tiny", "smollm2"])
+    parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
+    parser.add_argument("--record-dir", type=Path)
+    parser.add_argument("--keep", action="store_true", help="copy passing records to records/parity/")
+    arguments = parser.parse_args()
+    if arguments.subject == "tiny":
+        results = [
+            write_record(ORACLES / f"{name}.gguf", tiny_rows(name), arguments.record_dir, arguments.keep)
+            for name in TINY
+        ]
+        return 0 if all(results) else 1
+    from pocketllm.engine.weights.catalog import resolve_model
+
+    path = resolve_model("smollm2-135m", lambda line: print(line, file=sys.stderr))
+    rows = smollm2_rows(path, arguments.llama_server)
+    return 0 if write_record(path, rows, arguments.record_dir, arguments.keep) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

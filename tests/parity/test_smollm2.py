@@ -1,0 +1,42 @@
+"""The default model, live, against what transformers said of the same weights (see transformers_oracle.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parity.compare import log_softmax
+from tests.parity.drive import Driver, chunks
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def driver(smollm2: Path) -> Driver:
+    """With all cores: how threads share a product must not change a row either."""
+    return Driver(smollm2, threads=None)
+
+
+def test_its_likeliest_tokens_are_those_of_transformers(driver: Driver) -> None:
+    oracle = np.load(ORACLES / "smollm2_top5.npz")
+    driver.reset()
+    [logits] = driver.run([oracle["input_ids"].tolist()], chunks(256, 256))
+    ours = log_softmax(logits[::4])
+
+    assert np.abs(np.take_along_axis(ours, oracle["top_ids"], axis=-1) - oracle["top_logprobs"]).max() < 1e-4
+    clear = oracle["top_logprobs"][:, 0] - oracle["top_logprobs"][:, 1] > 1e-3
+    assert clear.sum() > 60
+    assert np.array_equal(ours.argmax(-1)[clear], oracle["top_ids"][clear, 0])
+
+
+def test_prefill_in_chunks_and_decoding_beside_others_give_the_bits_of_one_prefill(driver: Driver) -> None:
+    ids = np.load(ORACLES / "smollm2_top5.npz")["input_ids"].tolist()
+    driver.reset()
+    [whole] = driver.run([ids[:70]], chunks(70, 70))
+    driver.reset()
+    prompts = [ids[:70], ids[100:130], ids[150:171]]
+    steps = [[(0, 33), (1, 26)], [(2, 21), (0, 33)], [(1, 1), (0, 1)], [(0, 1)], [(0, 2), (1, 3)]]
+    beside_others = driver.run(prompts, steps)[0]
+
+    assert np.array_equal(beside_others, whole)
