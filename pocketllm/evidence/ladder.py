@@ -256,11 +256,11 @@ def measures(rows: Sequence[Row], positions: int) -> bool:
 
 
 def cover(subject: Subject, passing: Sequence[Evidence]) -> Verdict:
-    """Latest tiny-checkpoint records that together have every quant type of the subject."""
+    """Tiny-checkpoint records that together have every quant type of the subject: few, then late ones."""
     if not passing or not subject.quant_types:
         return [], [f"a parity record of family {subject.architecture or '(unknown)'} inside tolerance"]
     needed, chosen = set(subject.quant_types), []
-    for item in reversed(passing):
+    for item in sorted(reversed(passing), key=lambda item: -len(subject.quant_types & item.quant_types)):
         if needed & item.quant_types:
             needed -= item.quant_types
             chosen.append(proof(item, f"parity of family {subject.architecture}"))

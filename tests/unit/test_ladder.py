@@ -162,6 +162,15 @@ def test_rung_2_needs_the_family_with_every_type_or_the_checkpoint_itself(parity
     assert rung(INSPECT, *parity) == expected
 
 
+def test_few_and_late_parity_records_are_taken_to_cover_the_types() -> None:
+    whole, part = make("parity", [parity_row()], TINY), make("parity", [parity_row()], typed("F32", "Q6_K"))
+
+    found = climb(INSPECT, whole, whole, part)
+
+    assert found is not None
+    assert [int(proof.run_id) for proof in found.proofs] == [0, 2]
+
+
 def test_quant_types_that_no_parity_record_covers_are_named() -> None:
     found = climb(INSPECT, make("parity", [parity_row()], typed("F32")))
 
