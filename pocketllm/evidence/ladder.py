@@ -260,7 +260,7 @@ def cover(subject: Subject, passing: Sequence[Evidence]) -> Verdict:
     if not passing or not subject.quant_types:
         return [], [f"a parity record of family {subject.architecture or '(unknown)'} inside tolerance"]
     needed, chosen = set(subject.quant_types), []
-    for item in sorted(reversed(passing), key=lambda item: -len(subject.quant_types & item.quant_types)):
+    for item in sorted(passing, key=lambda item: (len(needed & item.quant_types), item.run_id), reverse=True):
         if needed & item.quant_types:
             needed -= item.quant_types
             chosen.append(proof(item, f"parity of family {subject.architecture}"))
