@@ -198,17 +198,23 @@ def with_default_length(params: "SamplingParams", llm: "LLM", token_ids: list[in
 def collect(llm: "LLM", token_ids: list[int], params: "SamplingParams", show: bool) -> "GenerationResult":
     """Run one prompt, printing its text as it comes if `show`. Ctrl-C ends it with what there is, twice at once."""
 
-    def write(event: "Event") -> None:
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
+    pressed = []
 
     def cancel(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, previous)
+        pressed.append(number)
         llm.cancel_all()
+
+    def see(event: "Event") -> None:
+        if pressed:  # perhaps before the request was there to be cancelled
+            llm.cancel_all()
+        if show:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
 
     previous = signal.signal(signal.SIGINT, cancel)
     try:
-        [result] = llm.generate([token_ids], params, on_event=write if show else None)
+        [result] = llm.generate([token_ids], params, on_event=see)
     finally:
         signal.signal(signal.SIGINT, previous)
     return result

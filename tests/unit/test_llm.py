@@ -345,8 +345,8 @@ def test_the_default_model_names_paris(smol: LLM) -> None:
 @pytest.mark.model
 def test_eight_chats_at_once_get_the_same_tokens_as_one_at_a_time_on_the_default_model(smol: LLM) -> None:
     topics = ["Paris", "the sea", "a red fox", "prime numbers", "tea", "rain in the mountains", "music", "bread"]
-    chats = [[{"role": "user", "content": f"Tell me about {topic}. " * (1 + n)}] for n, topic in enumerate(topics)]
-    params = SamplingParams(temperature=0, max_tokens=8)
+    chats = [[{"role": "user", "content": f"Tell me about {topic}. " * (1 + n % 3)}] for n, topic in enumerate(topics)]
+    params = SamplingParams(temperature=0, max_tokens=6)
     together = smol.chat(chats, params)
     alone = [smol.chat(chat, params)[0] for chat in chats]
 
