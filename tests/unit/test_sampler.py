@@ -9,8 +9,9 @@ from hypothesis.extra import numpy as hnp
 
 from pocketllm.engine.lifecycle.sampling import logits_processors
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
+from pocketllm.engine.lifecycle.sampling.logprobs import token_logprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
-from pocketllm.engine.lifecycle.sampling.sampler import Sampler, token_logprobs
+from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]
 LOGITS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))

@@ -20,9 +20,9 @@ from pocketllm.engine.lifecycle.request import (
     FinishReason,
     Request,
     TokenEvent,
-    TokenLogprobs,
 )
 from pocketllm.engine.lifecycle.runner import LogitsRow
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
 from pocketllm.engine.text.tokenizer import Tokenizer

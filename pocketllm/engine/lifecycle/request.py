@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 
 
@@ -100,15 +101,6 @@ class Request:
         """Change state; an impossible change is a bug of ours."""
         assert state in NEXT_STATES[self.state], (self.request_id, self.state, state)
         self.state = state
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities (natural, of the unmodified distribution) at one output position."""
-
-    chosen: float
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass, field
 
-from pocketllm.engine.lifecycle.request import Event, FinishEvent, Request, TokenEvent, TokenLogprobs
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, Request, TokenEvent
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)

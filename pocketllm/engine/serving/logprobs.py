@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pocketllm.engine.lifecycle.request import TokenLogprobs
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.serving.settings import ServedTokenizer
 
 LOWEST = -9999.0

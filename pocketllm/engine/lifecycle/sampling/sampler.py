@@ -7,8 +7,8 @@ not on its neighbors in the batch, and not on having been preempted and recomput
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.lifecycle.request import TokenLogprobs
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs, token_logprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 
 
@@ -37,24 +37,3 @@ class Sampler:
         cumulative = np.cumsum(probabilities)
         place = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
         return int(ids[min(place, len(ids) - 1)])
-
-
-def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -> TokenLogprobs:
-    """Log-softmax (in float64) of the unmodified logits at the chosen token and at the `count` likeliest ones.
-
-    The likeliest come first, the lower id first among equals.
-    """
-    values = logits.astype(np.float64)
-    values -= values.max()
-    values -= np.log(np.exp(values).sum())
-    top: npt.NDArray[np.int64] = np.empty(0, np.int64)
-    if count:
-        count = min(count, len(values))
-        smallest = np.partition(values, len(values) - count)[len(values) - count]
-        places = np.flatnonzero(values >= smallest)
-        top = places[np.argsort(-values[places], kind="stable")][:count]
-    return TokenLogprobs(
-        chosen=float(values[token_id]),
-        top_ids=tuple(int(place) for place in top),
-        top_logprobs=tuple(float(values[place]) for place in top),
-    )
