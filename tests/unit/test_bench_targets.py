@@ -80,6 +80,8 @@ class Server:
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
             models = {"data": [server.entry()]} if server.models is None else server.models
             self.reply(server.models_status, [json.dumps(models).encode()])
@@ -90,10 +92,13 @@ def serving(server: Server) -> Iterator[str]:
 
         def reply(self, status: int, pieces: list[bytes]) -> None:
             self.send_response(status)
+            self.send_header("content-length", str(sum(map(len, pieces))))
             self.end_headers()
             for piece in pieces:
                 self.wfile.write(piece)
                 self.wfile.flush()
+            # closed without a word, as some servers do with connections that a client would keep
+            self.close_connection = True
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -184,7 +189,8 @@ def test_each_kind_of_server_is_recognized_and_asked_in_its_dialect(
     assert body["prompt"] == [1, 2, 3, 4]
     assert (body["max_tokens"], body["temperature"], body["stream_options"]) == (3, 0, {"include_usage": True})
     assert ("ignore_eos" in body) == (name != "openai-compatible")
-    assert sample.t_send_ns < sample.chunk_t_ns[0] <= sample.chunk_t_ns[-1]
+    assert sample.t_sched_ns < sample.t_send_ns < sample.chunk_t_ns[0] <= sample.chunk_t_ns[-1]
+    assert sample.t_start_ns == sample.t_send_ns
     assert target.in_flight() == 0
 
 
@@ -255,6 +261,16 @@ def test_a_server_that_dies_in_the_middle_is_a_request_error() -> None:
 
     assert sample.error is not None
     assert sample.costs() == {}
+
+
+def test_a_server_that_closes_kept_connections_fails_no_request() -> None:
+    server = Server("somebody", PLAIN)
+    with serving(server) as url:
+        target = OpenAIHTTPTarget(url)
+        errors = [target.ask(ASK).error for _ in range(5)]
+        target.close()
+
+    assert errors == [None] * 5
 
 
 def test_a_fingerprint_ignores_the_time_and_sees_another_model() -> None:
