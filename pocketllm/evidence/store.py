@@ -239,7 +239,11 @@ def read_frame(records: Iterable[Record]) -> "pd.DataFrame":
             tables.append(pa.Table.from_pylist(record.row_dicts, schema=declared))
         else:
             tables.append(read_table(record.path))
-    frame: pd.DataFrame = pa.concat_tables(tables, promote_options="default").to_pandas()
+    try:
+        frame: pd.DataFrame = pa.concat_tables(tables, promote_options="default").to_pandas()
+    except pa.ArrowException as error:
+        names = ", ".join(record.path.name for record in records[:4])
+        raise RecordError(f"columns of {names} do not fit together: {first_line(error)}") from error
     return frame
 
 
@@ -250,8 +254,10 @@ def read_table(path: Path) -> Any:
 
     try:
         # one file, as it is: no partition column from a folder called year=YYYY
-        return pq.ParquetFile(path).read().replace_schema_metadata(None)
-    except (OSError, pa.ArrowException) as error:
+        table = pq.ParquetFile(path).read().replace_schema_metadata(None)
+        table.validate(full=True)  # damaged text is found here, not where a row is printed
+        return table
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise RecordError(f"{path.name} is a broken Parquet file: {first_line(error)}") from error
 
 
@@ -268,7 +274,7 @@ def load_record(path: Path) -> Record:
         metadata = pq.read_metadata(path).metadata or {}
     except FileNotFoundError as error:
         raise RecordError(f"no record file {path}") from error
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         # pyarrow says OSError for damage too, but only the system's own errors have a number
         if isinstance(error, OSError) and error.errno:
             raise RecordError(f"cannot read {path}: {error.strerror}") from error

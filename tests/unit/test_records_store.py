@@ -6,17 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
-from pocketllm.evidence import schema, store
+from pocketllm.evidence import pages, schema, store
 from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
 
 DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
@@ -316,6 +320,86 @@ def test_rows_damaged_behind_a_good_document_are_refused_in_one_sentence(tmp_pat
 
     with pytest.raises(RecordError, match="broken Parquet file"):
         _ = read_record(path).row_dicts
+
+
+@cache
+def good_bytes() -> tuple[bytes, bytes]:
+    """A journal of three appends, and the Parquet file of the same run."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = RecordWriter("golden", DOCUMENT, Path(folder))
+        for number in range(3):
+            record.append({**ROW, "n_out": number})
+        journal = (Path(folder) / f"{record.run_id}.journal").read_bytes()
+        return journal, record.finish().read_bytes()
+
+
+def refusal_of(data: bytes) -> str | None:
+    """What reading a file of these bytes is refused with; None when its page can be shown."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.parquet"
+        path.write_bytes(data)
+        try:
+            return None if pages.page(read_record(path)) else ""
+        except RecordError as error:
+            return str(error)
+
+
+@settings(max_examples=100, deadline=None)
+@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=3))
+def test_a_file_damaged_anywhere_reads_or_is_refused_in_one_sentence(flips: list[tuple[float, int]]) -> None:
+    data = bytearray(good_bytes()[1])
+    for place, value in flips:
+        data[int(place * len(data))] = value
+
+    refusal = refusal_of(bytes(data))
+
+    assert refusal is None or (refusal and "\n" not in refusal)
+
+
+def test_a_damaged_column_name_is_refused_in_one_sentence() -> None:
+    data = good_bytes()[1].replace(b"concurrency", b"c\xdcncurrency")
+
+    assert "is not a Parquet file" in str(refusal_of(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cut=st.floats(0, 1))
+def test_a_journal_cut_anywhere_keeps_every_whole_line_before_the_cut(cut: float) -> None:
+    data = good_bytes()[0]
+    left = data[: int(cut * len(data))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.journal"
+        path.write_bytes(left)
+        try:
+            rows = read_record(path).row_dicts
+        except RecordError:
+            rows = None
+
+    # a last line that only lacks its line end counts too: nothing of it is missing
+    num_lines = (left + b"\n" * (left + b"\n" in (data[: len(left) + 1],))).count(b"\n")
+    assert (rows is None) == (num_lines == 0)
+    assert rows is None or [row["n_out"] for row in rows] == list(range(num_lines - 1))
+
+
+def test_text_that_is_not_utf8_is_damage_and_not_a_traceback(tmp_path: Path) -> None:
+    path = golden(tmp_path)
+    table = pq.read_table(path)
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    table = table.set_column(table.schema.get_field_index("case"), "case", bad)
+    pq.write_table(table, path)
+
+    with pytest.raises(RecordError, match="broken Parquet file"):
+        _ = read_record(path).row_dicts
+
+
+def test_a_column_of_another_type_is_refused_by_the_frame(tmp_path: Path) -> None:
+    path = golden(tmp_path)
+    table = pq.read_table(path)
+    table = table.set_column(table.schema.get_field_index("n_out"), "n_out", pa.array(["many"]))
+    pq.write_table(table, path)
+
+    with pytest.raises(RecordError, match="do not fit together"):
+        _ = read_record(path).rows
 
 
 def test_a_journal_left_behind_beside_its_finished_file_is_not_a_second_run(tmp_path: Path) -> None:
