@@ -34,7 +34,7 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
 @given(data=st.data(), skip_special=st.booleans(), continues=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_pushes_and_flush_joined_are_the_decoded_text(
     kind: str, data: st.DataObject, skip_special: bool, continues: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -47,7 +47,7 @@ def test_pushes_and_flush_joined_are_the_decoded_text(
 
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
 @given(text=st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=0x1FFFF, exclude_categories=["Cs"])))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_delta_of_a_real_text_is_whole(kind: str, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     deltas = pieces(Detokenizer(tokenizer), tokenizer.encode(text, add_special=False))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.text.pretokenizers import PRE_TOKENIZERS
+from pocketllm.engine.text.token_scanner import TokenScanner
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.engine.text.vocabulary import TokenType
 from pocketllm.engine.weights.checkpoint import open_checkpoint
@@ -183,6 +184,19 @@ def test_user_defined_tokens_always_match() -> None:
     assert tokenizer.encode("a<tool>b", add_special=False) == [4, 3, 5]
 
 
+def test_of_two_spellings_at_one_place_the_longer_is_the_token() -> None:
+    scanner = TokenScanner({"<a>": 1, "<a><b>": 2, "<b>": 3, "x<a>": 4})
+
+    assert list(scanner.split("-<a><b><b>--<a>x<a><<b>")) == ["-", 2, 3, "--", 1, 4, "<", 3]
+
+
+def test_without_byte_tokens_a_run_of_unknown_characters_is_one_unknown_token() -> None:
+    """As SentencePiece does it."""
+    changes = {"tokens": ["<unk>", "\u2581", "a"], "token_type": [2, 1, 1], "scores": [0.0, -1.0, -2.0]}
+
+    assert Tokenizer.from_metadata(sp_metadata(**changes)).encode("axyza") == [1, 2, 0, 2]
+
+
 @pytest.mark.parametrize("types", [{"token_type": None}, {"token_type": [3, 3, 4, 4, *[1] * 33]}])
 def test_an_end_of_turn_token_is_control_even_where_the_header_forgot(types: dict[str, Any]) -> None:
     tokenizer = Tokenizer.from_metadata(bpe_metadata(**types))
@@ -223,6 +237,17 @@ def test_bos_is_never_doubled() -> None:
     assert tokenizer.encode_rendered("<|im_start|>a") == [1, 4]
     assert tokenizer.encode_rendered("a") == [1, 4]
     assert tokenizer.encode("<|im_start|>a", parse_special=True) == [1, 4]
+
+
+def test_the_space_prefix_comes_at_the_start_and_after_control_tokens_only(tiny_sp: Tokenizer) -> None:
+    tokens = SP["vocabulary"]["tokens"]
+    turn, tool = tokens.index("<turn>"), tokens.index("<tool>")
+    with_prefix = tiny_sp.encode("the", add_special=False)
+    bare = Tokenizer.from_metadata(sp_metadata(add_space_prefix=False)).encode("the", add_special=False)
+
+    assert with_prefix != bare
+    assert tiny_sp.encode("<turn>the", add_special=False, parse_special=True) == [turn, *with_prefix]
+    assert tiny_sp.encode("the<tool>the", add_special=False) == [*with_prefix, tool, *bare]
 
 
 def test_token_bytes_undo_both_alphabets(tiny_bpe: Tokenizer, tiny_sp: Tokenizer) -> None:
@@ -341,7 +366,7 @@ def test_a_long_text_is_encoded_in_milliseconds(tiny_bpe: Tokenizer, tiny_sp: To
         st.integers() | st.text() | st.lists(st.integers() | st.text()) | st.none(),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_junk_in_a_header_escapes_as_anything_but_our_own_error(junk: dict[str, Any]) -> None:
     with contextlib.suppress(PocketLLMError):
         Tokenizer.from_metadata(bpe_metadata(**junk))
