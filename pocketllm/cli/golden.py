@@ -147,7 +147,7 @@ def record(
             f"smallest margin {answer.smallest_margin:.3f} nat, repeats {bits}"
         )
 
-    proposals = run(subject, folder, asked, redact(sys.argv), tell)
+    proposals = run(subject, folder, asked, ["pocketllm", *redact(sys.argv)[1:]], tell)
     if as_json:
         output.write_json([proposal.as_dict() for proposal in proposals])
     else:

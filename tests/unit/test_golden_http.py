@@ -267,6 +267,7 @@ def test_a_refused_request_cannot_be_cancelled_and_is_not_judged() -> None:
 class ScriptedServer:
     def __init__(self, code: int | None = 0) -> None:
         self._code = code
+        self.exit_code: int | None = None
         self.is_terminated = False
 
     def terminate(self) -> None:
@@ -288,6 +289,14 @@ def test_a_server_that_drains_and_ends_with_0_passes() -> None:
 @pytest.mark.parametrize("code", [1, -15, None])
 def test_a_server_that_ends_otherwise_or_not_at_all_is_a_regression(code: int | None) -> None:
     assert isinstance(shutdown(code), Regression)
+
+
+def test_a_server_that_has_ended_already_is_not_judged() -> None:
+    server = ScriptedServer()
+    server.exit_code = -9
+    client: Any = ScriptedClient(IDLE)
+
+    assert isinstance(check_shutdown(server, client, CHAT, ANSWER, timeout_s=0), NotJudged)  # type: ignore[arg-type]
 
 
 def test_a_server_that_cuts_the_running_answer_is_a_regression() -> None:

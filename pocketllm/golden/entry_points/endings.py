@@ -76,6 +76,8 @@ def _wait_until_freed(client: HttpClient, before: dict[str, float]) -> str:
 
 def check_shutdown(server: Server, client: HttpClient, case: Case, answer: Answer, timeout_s: float = 60.0) -> Outcome:
     """SIGTERM after the first token of a stream: the answer still arrives whole, and the server exits with 0."""
+    if server.exit_code is not None:
+        return NotJudged("the server had ended before it was asked to")
     try:
         drained = client.answer(case, True, on_first=server.terminate)
     except NotJudgedError as error:

@@ -1,0 +1,265 @@
+"""Goldens through real entry points: a tiny checkpoint from record to verify, and the committed ones of SmolLM2."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from pocketllm.engine.load import Engine, load_engine
+from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import RecordError
+from pocketllm.evidence.store import read_record
+from pocketllm.golden import verify as verifier
+from pocketllm.golden.compare import Identical, NotJudged, Regression, Unrecorded
+from pocketllm.golden.fixture_files import FixtureFolder
+from pocketllm.golden.record import accept, choose_requests, record
+from pocketllm.golden.served_path import Server, launch, pocketllm_command, serve_command
+from pocketllm.golden.subject import Subject, open_subject, subject_of
+from pocketllm.golden.verify import Report, VerifyOptions, gate, gate_url, verify_subject
+
+CASES = """
+[hello]
+purpose = "a chat, in every way of asking"
+messages = [{ role = "user", content = "hello 日本 🙂" }]
+sampling = { max_tokens = 24, temperature = 0.0, ignore_eos = true }
+paths = ["in_process", "http_chat", "http_chat:stream", "http_chat:stream@2"]
+
+[draw]
+purpose = "a draw from a seed"
+prompt = "once upon"
+sampling = { max_tokens = 12, temperature = 1.0, seed = 3, ignore_eos = true }
+paths = ["in_process", "generate", "http_completions", "http_completions:stream", "http_completions@2"]
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_gguf: Path) -> Iterator[Engine]:
+    with load_engine(EngineOptions(model=str(tiny_gguf))) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def subject(engine: Engine) -> Subject:
+    return subject_of(engine)
+
+
+@pytest.fixture(scope="module")
+def root(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixtures of the tiny checkpoint: recorded, then accepted."""
+    root = tmp_path_factory.mktemp("fixtures")
+    cases = root / "cases.toml"
+    cases.write_text(CASES, encoding="utf-8")
+    folder = FixtureFolder(root / subject.name)
+    proposals = record(subject, folder, choose_requests(folder, cases, []), ["pocketllm", "golden", "record"])
+    assert all(proposal.answer.is_bit_identical for proposal in proposals)
+    assert folder.names() == []
+    for proposal in proposals:
+        # made in a dirty tree while pocketllm is being worked on: what is tested here is the path, not the tree
+        folder.write_answer(replace(proposal.answer, provenance={"commit": None, "dirty": False}))
+    accept(subject, folder, folder.pending_names(), "a test", is_ci=False)
+    assert folder.pending_names() == []
+    return root
+
+
+def verify(subject: Subject, root: Path, **options: object) -> Report:
+    return verify_subject(subject, VerifyOptions(subject.options, fixtures=root, **options))  # type: ignore[arg-type]  # by name
+
+
+def outcomes(report: Report) -> dict[str, str]:
+    return {
+        f"{row.case} {row.path} {row.check}": f"{row.outcome.word} {verifier.describe(row.outcome)}"
+        for row in report.rows
+    }
+
+
+def test_what_was_recorded_comes_back_through_every_entry_point(subject: Subject, root: Path, tmp_path: Path) -> None:
+    report = verify(subject, root, record_dir=tmp_path, require=True)
+
+    assert set(outcomes(report).values()) == {"IDENTICAL "}, outcomes(report)
+    assert report.exit_code == 0
+    assert report.record is not None
+    rows = read_record(report.record).row_dicts
+    assert {row["entry_point"] for row in rows} == {"in_process", "generate", "http_chat", "http_completions"}
+    assert {row["check"] for row in rows} == {"tokens", "cancel", "shutdown"}
+    assert {(row["stream"], row["concurrency"]) for row in rows} == {(False, 1), (True, 1), (True, 2), (False, 2)}
+
+
+@pytest.mark.parametrize(("mutate", "what"), [("id", "tokens"), ("prompt-id", "prompt ids")])
+def test_a_mutated_copy_turns_every_case_red(subject: Subject, root: Path, mutate: str, what: str) -> None:
+    report = verify(subject, root, entry_points=("in_process",), mutate=mutate)
+
+    assert [row.outcome.what for row in report.rows if isinstance(row.outcome, Regression)] == [what, what]
+    assert report.exit_code == 1
+
+
+def test_other_weights_of_the_same_name_are_unrecorded(tiny_gguf: Path, root: Path, tmp_path: Path) -> None:
+    data = bytearray(tiny_gguf.read_bytes())
+    data[-2000] ^= 1
+    other = tmp_path / tiny_gguf.name
+    other.write_bytes(data)
+
+    report = verify(open_subject(EngineOptions(model=str(other))), root, record_dir=tmp_path)
+
+    assert {type(row.outcome) for row in report.rows} == {Unrecorded}
+    assert "weights_sha256" in str(report.rows[0].outcome)
+    assert report.exit_code == 0
+    assert verify(report.subject, root, record_dir=tmp_path, require=True).exit_code == 4
+
+
+def test_a_server_that_is_killed_is_not_judged(
+    subject: Subject, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch_doomed(command: list[str]) -> Server:
+        server = launch(command)
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        return server
+
+    monkeypatch.setattr("pocketllm.golden.served_path.launch", launch_doomed)
+    monkeypatch.setattr("pocketllm.golden.entry_points.http.served_model", lambda url, key: "llama")
+
+    report = verify(subject, root, entry_points=("http_chat",), record_dir=tmp_path)
+
+    assert {row.check for row in report.rows} == {"tokens", "cancel", "shutdown"}
+    assert {type(row.outcome) for row in report.rows} == {NotJudged}
+    assert "ended with code -9" in str(report.rows[0].outcome)
+    assert report.exit_code == 3
+
+
+def test_an_unaccepted_answer_is_no_answer(subject: Subject, tmp_path: Path) -> None:
+    folder = FixtureFolder(tmp_path / subject.name)
+    record(subject, folder, choose_requests(folder, None, ["new"], prompt="a", max_tokens=2), ["pocketllm"])
+
+    assert verify(subject, tmp_path, require=True, record_dir=tmp_path).exit_code == 4
+
+
+# -- accepting ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def proposed(subject: Subject, tmp_path: Path) -> FixtureFolder:
+    """A proposal in a git checkout of its own, made by clean code."""
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    folder = FixtureFolder(tmp_path / "records" / "fixtures" / subject.name)
+    [proposal] = record(
+        subject, folder, choose_requests(folder, None, ["new"], prompt="a", max_tokens=2), ["pocketllm"]
+    )
+    folder.write_answer(replace(proposal.answer, provenance={"commit": None, "dirty": False}))
+    return folder
+
+
+def test_accepting_keeps_the_reason(subject: Subject, proposed: FixtureFolder) -> None:
+    accept(subject, proposed, ["new"], "read and right", is_ci=False)
+
+    answer, _ = proposed.answer(proposed.case("new"), subject.hard_key)
+    assert answer is not None
+    assert answer.provenance["reason"] == "read and right"
+
+
+def test_nobody_accepts_in_ci_or_without_a_reason(subject: Subject, proposed: FixtureFolder) -> None:
+    with pytest.raises(RecordError, match="CI is set"):
+        accept(subject, proposed, ["new"], "x", is_ci=True)
+    with pytest.raises(RecordError, match="--reason"):
+        accept(subject, proposed, ["new"], " ", is_ci=False)
+    assert proposed.names() == []
+
+
+def test_a_dirty_tree_accepts_nothing_but_records_do_not_count(
+    subject: Subject, proposed: FixtureFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "code.py").write_text("x = 1\n")
+    with pytest.raises(RecordError, match=r"dirty \(code\.py"):
+        accept(subject, proposed, ["new"], "x", is_ci=False)
+
+    (tmp_path / "code.py").unlink()
+    assert len(accept(subject, proposed, ["new"], "x", is_ci=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("provenance", "message"),
+    [({"dirty": True}, "recorded from a dirty tree"), ({"commit": "0" * 40}, "recorded at commit 0000000000")],
+)
+def test_an_answer_of_other_code_is_not_accepted(
+    subject: Subject, proposed: FixtureFolder, provenance: dict[str, object], message: str
+) -> None:
+    answer = proposed.pending_answer("new", subject.hard_key)
+    assert answer is not None
+    proposed.write_answer(replace(answer, provenance=provenance))
+
+    with pytest.raises(RecordError, match=message):
+        accept(subject, proposed, ["new"], "x", is_ci=False)
+
+
+def test_an_answer_under_another_hard_key_is_not_accepted(subject: Subject, proposed: FixtureFolder) -> None:
+    other = replace(subject, model={**subject.model, "sha256": "e" * 64})
+
+    with pytest.raises(RecordError, match="another hard key"):
+        accept(other, proposed, ["new"], "x", is_ci=False)
+    with pytest.raises(RecordError, match="nothing is proposed for case 'old'"):
+        accept(subject, proposed, ["old"], "x", is_ci=False)
+
+
+# -- the gate of a benchmark -------------------------------------------------------------------------------------------
+def test_the_gate_asks_a_loaded_engine_and_a_server(engine: Engine, subject: Subject, root: Path) -> None:
+    assert gate(engine, root).outcome == Identical()
+    with launch(serve_command(subject.engine_flags())) as server:
+        assert gate_url(server.url, "llama", subject.options, root).outcome == Identical()
+        stop = Timer(60, server.terminate)
+        stop.start()
+        try:
+            report = verify(subject, root, url=server.url, entry_points=("http_chat",))
+        finally:
+            stop.cancel()
+    assert report.exit_code == 0, outcomes(report)
+    assert {row.check for row in report.rows} == {"tokens"}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if key != "CI"}
+    return subprocess.run(
+        pocketllm_command("golden", *words), capture_output=True, text=True, check=False, env={**clean, **environment}
+    )
+
+
+def test_the_command_ends_with_the_codes_it_promises(tiny_gguf: Path, root: Path, tmp_path: Path) -> None:
+    words = ["verify", "--model", str(tiny_gguf), "--fixtures", str(root), "--entry-point", "in_process"]
+
+    green = command(*words, "--json", "--record-dir", str(tmp_path))
+    red = command(*words, "--mutate", "id")
+    wrong = command(*words, "--case", "nobody")
+
+    assert (green.returncode, red.returncode, wrong.returncode) == (0, 1, 2), (green.stderr, red.stdout, wrong.stderr)
+    assert json.loads(green.stdout)["counts"] == {"IDENTICAL": 2}
+    assert "expected" in red.stdout
+    assert wrong.stderr.startswith("error: no case 'nobody'")
+
+
+def test_accept_refuses_in_ci(tiny_gguf: Path, root: Path) -> None:
+    done = command("accept", "--all", "--reason", "x", "-m", str(tiny_gguf), "--fixtures", str(root), CI="true")
+
+    assert done.returncode == 2
+    assert "CI is set" in done.stderr
+
+
+# -- the committed goldens ---------------------------------------------------------------------------------------------
+@pytest.mark.model
+def test_the_committed_goldens_of_smollm2_come_back(smollm2: Path, tmp_path: Path) -> None:
+    subject = open_subject(EngineOptions(model=str(smollm2)))
+    fixtures = Path(__file__).resolve().parents[2] / "records" / "fixtures"
+    folder = FixtureFolder(fixtures / subject.name)
+    if all(folder.answer(case, subject.hard_key)[0] is None for case in folder.cases()):
+        pytest.skip(f"no-fixture-for-device: {subject.hard_key.label}")
+
+    report = verify(subject, fixtures, record_dir=tmp_path, require=True)
+
+    assert set(outcomes(report).values()) == {"IDENTICAL "}, outcomes(report)
+    assert report.exit_code == 0
