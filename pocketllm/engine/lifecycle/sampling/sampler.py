@@ -25,9 +25,11 @@ class Sampler:
 
         Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf).
         """
-        if not np.isfinite(logits.max()):
+        token_id = int(np.argmax(logits))  # the first NaN, if there is one; else the lowest id of the largest
+        if not np.isfinite(logits[token_id]):
             raise FloatingPointError("the model gave logits that are not finite")
-        token_id = int(np.argmax(logits)) if self.params.is_greedy else self._draw(logits)
+        if not self.params.is_greedy:
+            token_id = self._draw(logits)
         count = self.params.logprobs
         return token_id, None if count is None else token_logprobs(logits, token_id, count)
 
