@@ -10,7 +10,9 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from pocketllm.cli.main import app
 from pocketllm.engine.load import Engine, load_engine
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import RecordError
@@ -19,7 +21,7 @@ from pocketllm.golden import verify as verifier
 from pocketllm.golden.compare import Identical, NotJudged, Regression, Unrecorded
 from pocketllm.golden.fixture_files import FixtureFolder
 from pocketllm.golden.record import accept, choose_requests, record
-from pocketllm.golden.served_path import Server, launch, pocketllm_command, serve_command
+from pocketllm.golden.served_path import Server, launch, serve_command
 from pocketllm.golden.subject import Subject, open_subject, subject_of
 from pocketllm.golden.verify import Report, VerifyOptions, gate, gate_url, verify_subject
 
@@ -223,11 +225,8 @@ def test_the_gate_asks_a_loaded_engine_and_a_server(engine: Engine, subject: Sub
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key != "CI"}
-    return subprocess.run(
-        pocketllm_command("golden", *words), capture_output=True, text=True, check=False, env={**clean, **environment}
-    )
+def command(*words: str, **environment: str | None) -> Result:
+    return CliRunner().invoke(app, ["golden", *words], env={"CI": None, **environment})
 
 
 def test_the_command_ends_with_the_codes_it_promises(tiny_gguf: Path, root: Path, tmp_path: Path) -> None:
@@ -236,18 +235,26 @@ def test_the_command_ends_with_the_codes_it_promises(tiny_gguf: Path, root: Path
     green = command(*words, "--json", "--record-dir", str(tmp_path))
     red = command(*words, "--mutate", "id")
     wrong = command(*words, "--case", "nobody")
+    nothing = command(*words[:-1], "generate", "--case", "hello", "--require")
 
-    assert (green.returncode, red.returncode, wrong.returncode) == (0, 1, 2), (green.stderr, red.stdout, wrong.stderr)
+    assert [done.exit_code for done in (green, red, wrong, nothing)] == [0, 1, 2, 4], red.output
     assert json.loads(green.stdout)["counts"] == {"IDENTICAL": 2}
     assert "expected" in red.stdout
     assert wrong.stderr.startswith("error: no case 'nobody'")
+    assert "nothing was compared" in nothing.stdout
 
 
-def test_accept_refuses_in_ci(tiny_gguf: Path, root: Path) -> None:
-    done = command("accept", "--all", "--reason", "x", "-m", str(tiny_gguf), "--fixtures", str(root), CI="true")
+def test_record_proposes_and_accept_refuses_in_ci(tiny_gguf: Path, tmp_path: Path) -> None:
+    words = ["--case", "new", "--model", str(tiny_gguf), "--fixtures", str(tmp_path)]
 
-    assert done.returncode == 2
-    assert "CI is set" in done.stderr
+    proposed = command("record", *words, "--prompt", "a", "--max-tokens", "3", "--json")
+    refused = command("accept", *words, "--reason", "x", CI="true")
+    neither = command("accept", *words[2:], "--reason", "x")
+
+    assert [done.exit_code for done in (proposed, refused, neither)] == [0, 2, 2], proposed.output
+    assert json.loads(proposed.stdout)[0]["n_out"] == 3
+    assert "CI is set" in refused.stderr
+    assert "--case NAME, or --all" in neither.stderr
 
 
 # -- the committed goldens ---------------------------------------------------------------------------------------------
