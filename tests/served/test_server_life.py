@@ -220,29 +220,30 @@ def test_the_command_serves_and_drains_at_sigterm(run_command: Callable[..., Com
 
 
 def test_a_second_signal_ends_the_command_at_once(run_command: Callable[..., Command], tiny_gguf: Path) -> None:
-    command = run_command("--model", str(tiny_gguf), "--port", "0", "--threads", "1", "--max-num-seqs", "16")
+    command = run_command("--model", str(tiny_gguf), "--port", "0", "--threads", "1", "--max-num-seqs", "1")
     url = command.wait_ready()
     body = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 16}
     with (
         httpx.Client(trust_env=False, timeout=60) as client,
         client.stream("POST", url + "/v1/completions", json=body) as answer,
     ):
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: an iterator that is dropped closes the connection
+        next(lines)
         command.process.send_signal(signal.SIGINT)
         until(lambda: any("draining" in line for line in command.lines))
         command.process.send_signal(signal.SIGINT)  # an echo of the first, as launchers make them
         time.sleep(0.4)
         assert command.process.poll() is None
-        start_s = time.monotonic()
         command.process.send_signal(signal.SIGINT)
 
         assert command.end() == 130
-    assert time.monotonic() - start_s < 5
+    assert any("ending now" in line for line in command.lines)
+    assert not any("Traceback" in line for line in command.lines)
 
 
 def test_requests_unfinished_at_the_timeout_are_cancelled(run_command: Callable[..., Command], tiny_gguf: Path) -> None:
     command = run_command(
-        "--model", str(tiny_gguf), "--port=0", "--threads=1", "--max-num-seqs=16", "--shutdown-timeout=0"
+        "--model", str(tiny_gguf), "--port=0", "--threads=1", "--max-num-seqs=1", "--shutdown-timeout=0"
     )
     url = command.wait_ready()
     body = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 16}

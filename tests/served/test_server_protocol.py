@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import pocketllm
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody
 from pocketllm.errors import QueueFullError
-from tests.served.conftest import Served
-from tests.served.scripted import ScriptedEngine
+from tests.served.conftest import Served, until
+from tests.served.scripted import ScriptedEngine, slow
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -388,6 +388,13 @@ def test_a_prompt_past_the_context_is_400_before_anything_is_sent(module_server:
     assert module_server.complete("a")["choices"][0]["text"] == "a"
 
 
+def test_one_prompt_that_never_fits_keeps_its_neighbors_from_starting(serve: Any) -> None:
+    server = serve(ScriptedEngine())
+    refusal(server.post(COMPLETIONS, prompt=["a", "a" * 5000]))
+
+    assert server.engine.loop.submitted == []
+
+
 def test_a_full_queue_is_503_with_a_time_to_come_back(serve: Any) -> None:
     server = serve(ScriptedEngine())
     server.engine.loop.refusal = QueueFullError("256 requests are waiting: come back later")
@@ -397,6 +404,25 @@ def test_a_full_queue_is_503_with_a_time_to_come_back(serve: Any) -> None:
     assert refusal(response, 503)["code"] == "queue_full"
     assert int(response.headers["retry-after"]) >= 1
     assert server.metric("admission_rejections_total", reason="queue_full") == 1
+
+
+def test_a_queue_that_fills_up_between_two_choices_takes_back_the_first(serve: Any) -> None:
+    engine = ScriptedEngine()
+    engine.loop.script = slow(0.01)
+    server = serve(engine)
+    take = engine.loop.submit
+
+    def submit_two(request: Any, sink: Any) -> None:
+        if len(engine.loop.submitted) == 2:
+            raise QueueFullError("full: come back later")
+        take(request, sink)
+
+    engine.loop.submit = submit_two
+    response = server.post(COMPLETIONS, prompt="a", n=3, max_tokens=4000)
+
+    refusal(response, 503)
+    until(lambda: not engine.loop.active)
+    assert server.state.in_flight == set()
 
 
 @pytest.mark.parametrize(

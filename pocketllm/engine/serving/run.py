@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -121,8 +122,14 @@ class Process:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending already
+                loop.call_soon_threadsafe(self._on_signal)
+
+        # not the loop's own handlers: those are gone once it closes, and a late signal would cut the ending short
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            signal.signal(number, on_signal)
         # a daemon thread, because a load that hangs must not keep a told process from ending
         threading.Thread(target=self._load_engine, args=(loop,), name="pocketllm-load", daemon=True).start()
         await self._http.serve(sockets=[self._taken])
