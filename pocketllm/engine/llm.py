@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from itertools import count
+from operator import index
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -37,7 +38,10 @@ class _Prompts:
         """A text through the tokenizer (special tokens added, none parsed), or token ids as they are."""
         if isinstance(prompt, str):
             return self.engine.tokenizer.encode(prompt)
-        return [int(token_id) for token_id in prompt]
+        try:
+            return [index(token_id) for token_id in prompt]
+        except TypeError as error:
+            raise RequestError(f"a prompt is a text or a sequence of token ids: {error}", param="prompt") from error
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """A conversation through the checkpoint's chat template: the ids that the server would run."""
@@ -203,15 +207,19 @@ class LLM:
         try:
             while ahead or in_flight:
                 submit_some(loop, ahead, in_flight, events.put)
-                for event in next_events(loop, events):
-                    if isinstance(event, FinishEvent):
-                        in_flight.discard(event.request_id)
-                    yield event
+                event = next_event(loop, events)
+                if event is None:
+                    continue
+                if isinstance(event, FinishEvent):
+                    in_flight.discard(event.request_id)
+                yield event
         finally:
             for request_id in in_flight:
                 loop.cancel(request_id)
             while in_flight:
-                in_flight -= {event.request_id for event in next_events(loop, events) if isinstance(event, FinishEvent)}
+                event = next_event(loop, events)
+                if isinstance(event, FinishEvent):
+                    in_flight.discard(event.request_id)
 
 
 def submit_some(loop: EngineLoop, ahead: list[Request], in_flight: set[str], sink: Sink) -> None:
@@ -226,19 +234,14 @@ def submit_some(loop: EngineLoop, ahead: list[Request], in_flight: set[str], sin
         in_flight.add(ahead.pop().request_id)
 
 
-def next_events(loop: EngineLoop, events: "SimpleQueue[Event]") -> list[Event]:
-    """Events that have come; when there are none, a step is taken, or waited for if the loop has its own thread."""
-    if events.empty():
-        if loop.is_running:
-            try:
-                return [events.get(timeout=0.1)]
-            except Empty:
-                return []
+def next_event(loop: EngineLoop, events: "SimpleQueue[Event]") -> Event | None:
+    """The next event; when there is none, a step is taken, or waited for if the loop has its own thread."""
+    if events.empty() and not loop.is_running:
         step_uninterrupted(loop)
-    got = []
-    while not events.empty():
-        got.append(events.get())
-    return got
+    try:
+        return events.get(timeout=0.1) if loop.is_running else events.get_nowait()
+    except Empty:
+        return None
 
 
 def step_uninterrupted(loop: EngineLoop) -> None:

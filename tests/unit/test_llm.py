@@ -143,6 +143,14 @@ def test_leaving_a_stream_cancels_its_request(llm: LLM) -> None:
     assert stats.num_running == stats.kv_usage == 0
 
 
+def test_a_stream_may_be_left_when_its_request_has_already_ended(llm: LLM) -> None:
+    events = llm.stream([5, 6], SamplingParams(temperature=0, max_tokens=1))
+    next(events)
+    events.close()  # its FinishEvent was never read
+
+    assert llm.engine.loop.stats().kv_usage == 0
+
+
 def test_cancel_ends_a_stream_with_what_there_is(llm: LLM) -> None:
     events = []
     for event in llm.stream([5, 6], GREEDY, request_id="mine"):
@@ -157,9 +165,9 @@ def test_cancel_ends_a_stream_with_what_there_is(llm: LLM) -> None:
 
 def test_one_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
     before = llm.engine.loop.stats().num_steps
-    for bad in ([], [-1], [512], [1] * 5000):
+    for bad in ([], [-1], [512], [1] * 5000, [1.5], None, ["1"], [[1]]):
         with pytest.raises(RequestError):
-            llm.generate([[1], bad], GREEDY)
+            llm.generate([[1], bad], GREEDY)  # type: ignore[list-item]  # that is the point
     with pytest.raises(ContextLengthError):
         llm.stream([1] * 5000, GREEDY)
     with pytest.raises(RequestError, match="empty"):

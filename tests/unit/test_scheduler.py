@@ -174,6 +174,10 @@ def test_whatever_the_limits_everything_ends_and_in_order(
         assert len(schedule.num_tokens) <= width
         assert all(1 <= count <= chunk for count in schedule.num_tokens.values())
         assert list(schedule.num_tokens) == scheduler.running
+        assert not set(schedule.preempted) & set(schedule.num_tokens), "preempted only to be run at once"
+        assert [int(request.request_id) for request in scheduler.waiting] == sorted(
+            int(request.request_id) for request in scheduler.waiting
+        )
         held = [block for request in requests for block in request.block_ids]
         assert len(set(held)) == len(held) == scheduler.pool.num_used
         admitted += [name for name in by_name(schedule) if name not in admitted]

@@ -109,8 +109,7 @@ class Scheduler:
         """Decide the next step and give its requests their blocks. Empty only when there is no work."""
         tokens: dict[Request, int] = {}
         preempted = self._schedule_running(tokens)
-        if not preempted:  # whoever lost its blocks would only take them back
-            self._admit(tokens)
+        self._admit(tokens)  # whoever lost its blocks heads the line, and there are fewer free than it had
         return Schedule(tokens, tuple(preempted))
 
     def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
