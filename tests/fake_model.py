@@ -3,7 +3,6 @@
 A wrong block, slot, position or row changes the answer, so that any slip of the lifecycle shows up as other tokens.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,13 +111,15 @@ def limits(**changes: Any) -> Limits:
     return Limits(**{**values, **changes})
 
 
-def fake_loop(model: FakeModel | None = None, **changes: Any) -> tuple[EngineLoop, Scheduler, FakeModel]:
+def fake_loop(
+    model: FakeModel | None = None, tokenizer: FakeTokenizer | None = None, **changes: Any
+) -> tuple[EngineLoop, Scheduler, FakeModel]:
     """A loop over the fake model, its scheduler for a look inside, and the model."""
     some = limits(**changes)
     model = model or FakeModel(some.num_blocks, some.block_size)
     scheduler = Scheduler(some, model.vocab_size)
     runner = Runner(model, model.new_cache(), some.block_size, lambda hidden, rows: hidden[rows])
-    return EngineLoop(scheduler, runner, FakeTokenizer()), scheduler, model  # type: ignore[arg-type]  # a fake
+    return EngineLoop(scheduler, runner, tokenizer or FakeTokenizer()), scheduler, model  # type: ignore[arg-type]  # a fake
 
 
 def greedy_reference(prompt: list[int], count: int) -> list[int]:
@@ -127,6 +128,3 @@ def greedy_reference(prompt: list[int], count: int) -> list[int]:
     while len(answer) < count and EOS not in answer:
         answer.append(int(np.argmax(logits_after(prompt + answer))))
     return answer
-
-
-METADATA: Mapping[str, Any] = {"general.architecture": "fake"}

@@ -11,7 +11,7 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, Request, TokenEvent
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.errors import QueueFullError, RequestError
-from tests.fake_model import EOS, FakeModel, fake_loop, greedy_reference, logits_after
+from tests.fake_model import EOS, FakeModel, FakeTokenizer, fake_loop, greedy_reference, logits_after
 
 PROMPTS = [[1, 2, 3], [5], [9, 8, 7, 6, 5, 4, 3, 2, 1] * 2, [33] * 11, [70, 71], [2] * 30, [64, 3, 64], [12] * 7]
 
@@ -199,6 +199,20 @@ def test_text_held_back_for_a_stop_string_comes_with_the_last_event() -> None:
     assert inbox.finish.reason is FinishReason.LENGTH
 
 
+def test_a_stop_string_completed_by_what_was_held_back_is_a_stop() -> None:
+    class Halves(FakeTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            return b"\xe2"
+
+    loop, _, _ = fake_loop(tokenizer=Halves())
+    inbox = submit(loop, [1, 2, 3], max_tokens=1, stop=("\ufffd",), ignore_eos=True)
+    run(loop)
+
+    assert inbox.text == ""
+    assert inbox.finish.reason is FinishReason.STOP
+    assert inbox.finish.stop_string == "\ufffd"
+
+
 def test_the_answer_ends_with_the_context() -> None:
     loop, _, _ = fake_loop(max_model_len=12)
     inbox = submit(loop, [1] * 8, max_tokens=None, ignore_eos=True)
@@ -255,6 +269,23 @@ def test_cancel_before_the_first_step_and_of_nothing() -> None:
     assert not loop.step()
     assert inbox.finish.reason is FinishReason.CANCELLED
     assert model.num_calls == 0
+
+
+def test_a_cancel_that_overtakes_its_submit_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, scheduler, model = fake_loop()
+    enter = loop._enter
+
+    def enter_and_cancel(active: Any) -> None:
+        enter(active)
+        loop.cancel("r")  # another thread, before the inbox has the request
+
+    monkeypatch.setattr(loop, "_enter", enter_and_cancel)
+    inbox = submit(loop, [1, 2, 3])
+    run(loop)
+
+    assert inbox.finish.reason is FinishReason.CANCELLED
+    assert model.num_calls == 0
+    assert not scheduler.has_work
 
 
 def test_a_name_can_be_used_again_after_the_end() -> None:
