@@ -236,10 +236,11 @@ def check_paths(file: Fields, case: Case) -> None:
     wrong = "http_completions" if case.kind == "chat" else "http_chat"
     if any(path.entry_point == wrong for path in case.paths):
         raise file.error("paths", f"a {case.kind} case cannot go through {wrong}")
-    if case.kind == "chat" and any(path.entry_point == "generate" for path in case.paths):
-        is_single = len(case.messages) == 1 and case.messages[0]["role"] == "user"
-        if not is_single:
+    if any(path.entry_point == "generate" for path in case.paths):
+        if case.kind == "chat" and (len(case.messages) > 1 or case.messages[0]["role"] != "user"):
             raise file.error("paths", "`generate --chat` takes one user message, this case has others")
+        if "stop_token_ids" in case.sampling:
+            raise file.error("paths", "`generate` has no stop_token_ids: leave this case to the other entry points")
 
 
 def _message(item: Fields) -> dict[str, str]:

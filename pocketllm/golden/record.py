@@ -235,6 +235,8 @@ def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason
         raise RecordError("CI is set: a person accepts goldens, in a commit that can be reviewed")
     if not reason.strip():
         raise RecordError("--reason is empty: say why this answer is right, the next reader will want to know")
+    if not names:
+        raise RecordError(f"nothing is proposed in {folder.label()}: `pocketllm golden record` proposes")
     commit, changed = tree_state(folder.path)
     if changed:
         raise RecordError(

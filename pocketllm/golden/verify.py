@@ -130,9 +130,6 @@ def verify_subject(
             if record is not None:
                 record.append(record_row(row, folder))
             on_row(row)
-    notes = [f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"] if not cases else []
-    if cases and not rows:
-        notes.append("no selected case has a selected entry point: nothing was compared")
     return Report(
         subject=subject,
         fixtures=folder,
@@ -140,8 +137,22 @@ def verify_subject(
         exit_code=exit_code([row.outcome for row in rows], options.require),
         record=record.path if record is not None else None,
         mutate=options.mutate,
-        notes=tuple(notes),
+        notes=tuple(_notes(subject, options, folder, cases, rows)),
     )
+
+
+def _notes(
+    subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cases: Sequence[Case], rows: Sequence[Row]
+) -> Iterator[str]:
+    """What a reader would otherwise take for granted."""
+    if not cases:
+        yield f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"
+    elif not rows:
+        yield "no selected case has a selected entry point: nothing was compared"
+    if options.mutate:
+        yield "no run record: a mutated run says nothing about the model"
+    elif not options.writes_record:
+        yield "no run record: CI is set, and --record-dir was not given"
 
 
 def _open_record(subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cases: Sequence[Case]) -> Any:

@@ -122,6 +122,8 @@ def broken(document: dict[str, Any], **changes: Any) -> str:
         ({"paths": ["telnet"]}, "paths"),
         ({"paths": ["http_completions"]}, "paths"),
         ({"paths": ["in_process@2"]}, "paths"),
+        ({"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}, "paths"),
+        ({"sampling__stop_token_ids": [3]}, "paths"),
         ({"paths": ["http_chat@3"]}, "paths"),
         ({"template_sha256": ...}, "template_sha256"),
         ({"rendered_sha256": "d" * 63}, "rendered_sha256"),

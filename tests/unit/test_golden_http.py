@@ -252,7 +252,7 @@ def test_a_wrong_answer_after_a_cancelled_request_is_a_regression() -> None:
     outcome = cancel(IDLE, BUSY, IDLE, served=replace(SERVED, token_ids=(5, 8, 7)))
 
     assert isinstance(outcome, Regression)
-    assert (outcome.what, outcome.position) == ("after a cancelled request", 1)
+    assert (outcome.what, outcome.position) == ("after a cancelled request, tokens", 1)
 
 
 @pytest.mark.parametrize("metrics", [(BUSY,), (IDLE, IDLE), ({"up": 1.0},)], ids=["others", "too fast", "no series"])

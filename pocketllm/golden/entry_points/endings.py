@@ -1,6 +1,7 @@
 """How a request and a server end: `cancel` (a client that leaves frees its blocks), `shutdown` (SIGTERM drains)."""
 
 import time
+from dataclasses import replace
 
 from pocketllm.errors import NotJudgedError
 from pocketllm.golden.compare import Identical, NotJudged, Outcome, Regression, compare
@@ -43,7 +44,7 @@ def check_cancel(client: HttpClient, case: Case, answer: Answer) -> Outcome:
     except NotJudgedError as error:
         return NotJudged(str(error))
     if isinstance(after, Regression):
-        return Regression("after a cancelled request", after.detail or after.what, after.position)
+        return replace(after, what=f"after a cancelled request, {after.what}")
     return after
 
 
