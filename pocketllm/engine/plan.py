@@ -117,7 +117,7 @@ def make_plan(
             max_queued_requests=options.max_queued_requests,
         ),
         notes=(*notes, *memory.notes, *width_notes(options, capability)),
-        options=options.as_dict(),
+        options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
     )
 

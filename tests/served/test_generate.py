@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -163,6 +164,23 @@ def test_an_unknown_architecture_lists_the_known_ones(tiny_gguf: Path, tmp_path:
     assert "odder" in message
     assert "known: " in message
     assert "llama" in message
+
+
+@pytest.mark.parametrize(("type_id", "part"), [(20, "IQ4_NL"), (250, "250")])
+def test_a_quant_type_that_cannot_be_decoded_names_a_tensor(
+    tiny_gguf: Path, tmp_path: Path, type_id: int, part: str
+) -> None:
+    data = bytearray(tiny_gguf.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name)
+    (num_dims,) = struct.unpack_from("<I", data, at)
+    struct.pack_into("<I", data, at + 4 + 8 * num_dims, type_id)
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(data)
+    message = refusal(generate("--model", str(path), "hello"))
+
+    assert part in message
+    assert "blk.0.attn_q.weight" in message
 
 
 @pytest.mark.parametrize("standard_input", ["", None])

@@ -110,6 +110,11 @@ def test_a_plan_is_json_with_every_option_and_its_source() -> None:
     assert made["num_blocks"] == 128
 
 
+def test_a_plan_names_the_model_and_not_where_it_lies() -> None:
+    assert plan(model="/home/me/secret/m.gguf").as_dict()["options"]["model"] == "m"
+    assert "secret" not in json.dumps(plan(model="/home/me/secret/m.gguf").as_dict())
+
+
 def test_packed_weights_take_what_they_take_in_the_file() -> None:
     assert plan(capability=replace(CAPABILITY, weight_bytes_per_element=None)).weights_bytes == 2 * 2304
 
