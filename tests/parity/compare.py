@@ -32,8 +32,11 @@ class Difference:
     )
     _values: int = 0
 
-    def add(self, ours: FloatArray, oracle: FloatArray) -> None:
-        """Compare some positions: [positions, vocab] logits or log-probabilities each."""
+    def add(self, ours: FloatArray, oracle: FloatArray, same: int | None = None) -> None:
+        """Compare some positions: [positions, vocab] logits or log-probabilities each.
+
+        same: at how many of them the likeliest token is the same, where these values alone do not tell.
+        """
         ours, oracle = ours.astype(np.float64), oracle.astype(np.float64)
         error = np.abs(ours - oracle)
         mine, theirs = log_softmax(ours), log_softmax(oracle)
@@ -44,7 +47,7 @@ class Difference:
         self._sums["square"] += float((error**2).sum())
         self._sums["size"] += float((oracle**2).sum())
         self._sums["kl"] += float((np.exp(theirs) * (theirs - mine)).sum())
-        self._sums["same"] += int((ours.argmax(-1) == oracle.argmax(-1)).sum())
+        self._sums["same"] += int((ours.argmax(-1) == oracle.argmax(-1)).sum()) if same is None else same
 
     @property
     def nmse(self) -> float:

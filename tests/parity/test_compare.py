@@ -60,15 +60,28 @@ def test_a_checkpoint_that_is_not_the_oracles_is_told_and_recorded_as_failed(
     assert [row["passed"] for row in kept.row_dicts] == [False] * 4
 
 
-def test_llama_servers_answer_is_read_by_token_id() -> None:
+def test_llama_servers_answer_is_read_by_token_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "TOLD", 2)
+    row = np.log(np.array([0.3, 0.2, 0.5]))
+
     def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/props":
+            return httpx.Response(200, json={"build_info": "b1"})
         body = json.loads(request.content)
-        assert (body["prompt"], body["n_predict"], body["n_probs"]) == ([5, 6], 1, 3)
-        top = [{"id": 2, "logprob": -0.5}, {"id": 0, "logprob": -1.5}, {"id": 1, "logprob": -2.5}]
+        assert (body["n_predict"], body["n_probs"]) == (1, 2)
+        top = [{"id": 2, "logprob": row[2]}, {"id": 0, "logprob": row[0]}]
         return httpx.Response(200, json={"completion_probabilities": [{"top_logprobs": top}]})
 
-    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
-        assert record.next_token(client, [5, 6], 3).tolist() == [-1.5, -2.5, -0.5]
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "Client", lambda **_: client)
+    same = record.against_llama_cpp("http://server", np.array([5, 6]), np.stack([row, row]))
+
+    assert (same["n"], same["top1"], same["oracle_version"], same["passed"]) == (2, 1.0, "b1", True)
+    assert same["kl"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_rest_of_a_distribution_is_one_outcome() -> None:
+    assert np.exp(record.with_rest(np.log(np.array([0.5, 0.2])))).tolist() == [pytest.approx([0.5, 0.2, 0.3])]
 
 
 def test_kl_or_top1_outside_their_bounds_fail_a_real_checkpoint() -> None:
