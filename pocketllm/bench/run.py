@@ -15,6 +15,7 @@ from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.scenarios.prompts import make_ask
 from pocketllm.bench.schedule import (
     MIN_BLOCKS,
+    SHORT_BURNIN,
     Fitted,
     Slot,
     default_blocks,
@@ -33,7 +34,7 @@ from pocketllm.bench.validity import Check, Measured, Severity
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
 
 OVERRUN = 1.25
-"""A run that has its minimum of blocks stops at a row set's end when it would need this much of its budget."""
+"""Share of its budget that a run may come to need before it changes its pace at a row set's end."""
 
 
 class Progress(Protocol):
@@ -90,6 +91,7 @@ class Run:
         self.checks: list[Check] = []
         self.measured: list[Measured] = []
         self.rows: list[dict[str, Any]] = []
+        self.remarks: list[str] = []
         self.requests = 0
 
     # -- before the first slot -----------------------------------------------------------------------------------------
@@ -208,9 +210,12 @@ class Run:
         arms = {arm.name: arm for arm in self.settings.arm_set.arms}
         begun = time.perf_counter()
         for slot in slots:
-            if self.is_over_budget(slot, len(slots), start, begun):
-                self.progress.say("stopping at the end of a row set: the machine became slower than its calibration")
-                break
+            if slot.index and slot.position == 0 and slot.block % row_set_size(len(arms)) == 0:
+                paced = self.pace(fitted, slot, len(slots), start, begun)
+                if paced is None:
+                    self.tell("stopped at the end of a row set: the machine became slower than its calibration")
+                    break
+                fitted = paced
             self.rows = []
             self.run_slot(arms[slot.arm], slot, fitted)
             append(self.rows)
@@ -218,15 +223,28 @@ class Run:
             left_s = (time.perf_counter() - begun) / done * (len(slots) - done)
             self.progress.slot_done(done, len(slots), left_s)
 
-    def is_over_budget(self, slot: Slot, num_slots: int, start: float, begun: float) -> bool:
-        """Whether to stop here: at a row set's end, with enough blocks, when one more would overrun the budget."""
-        size = row_set_size(len(self.settings.arm_set.arms))
-        at_edge = slot.position == 0 and slot.block % size == 0 and slot.block >= MIN_BLOCKS
-        if self.settings.budget_s is None or not at_edge:
-            return False
+    def pace(self, fitted: Fitted, slot: Slot, num_slots: int, start: float, begun: float) -> Fitted | None:
+        """How to go on after a row set when the budget would be overrun; None: stop, there are enough blocks.
+
+        Before the minimum is reached the slots of all arms become short instead: fewer requests, never fewer blocks.
+        """
+        budget_s = self.settings.budget_s
         now = time.perf_counter()
-        row_set_s = (now - begun) / slot.block * size
-        return now - start + row_set_s > OVERRUN * self.settings.budget_s
+        slot_s = (now - begun) / slot.index
+        if budget_s is None or now - start + slot_s * (num_slots - slot.index) <= OVERRUN * budget_s:
+            return fitted
+        if slot.block >= MIN_BLOCKS:
+            row_set_s = slot_s * row_set_size(len(self.settings.arm_set.arms)) * len(self.settings.arm_set.arms)
+            return None if now - start + row_set_s > OVERRUN * budget_s else fitted
+        short = replace(fitted, requests=self.settings.requests or 1, burnin=min(fitted.burnin, SHORT_BURNIN))
+        if short != fitted:
+            self.tell(f"the machine became slower than its calibration: short slots from block {slot.block} on")
+        return short
+
+    def tell(self, text: str) -> None:
+        """Say it now and in the record."""
+        self.progress.say(text)
+        self.remarks.append(text)
 
     def run_slot(self, arm: Arm, slot: Slot, fitted: Fitted) -> None:
         """Seam, burn-in, measured requests."""
@@ -283,7 +301,7 @@ class Run:
         """What a reader should know of how the run went."""
         planned = max(slot.block for slot in slots) + 1
         ran = len({item.block for item in self.whole_blocks_only()})
-        notes = [f"{ran} of {planned} planned blocks ran"] if ran < planned else []
+        notes = [*self.remarks, *([f"{ran} of {planned} planned blocks ran"] if ran < planned else [])]
         asked = self.settings.blocks
         if asked is not None and asked != planned:
             notes.append(f"{asked} blocks rounded up to {planned}: whole row sets keep the arms balanced")

@@ -353,6 +353,64 @@ def test_a_budget_decides_the_number_of_blocks(tmp_path: Path) -> None:
     assert len(outcome.document["schedule"]) == 48
 
 
+class Clock:
+    """A clock that scripted targets move: `seconds` a request, after `from_request` of them `later`."""
+
+    def __init__(self, seconds: float, later: float, from_request: int) -> None:
+        self.now, self.requests = 0.0, 0
+        self.seconds, self.later, self.from_request = seconds, later, from_request
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def spend(self, number: int, ask: Ask, sample: Sample) -> None:
+        self.requests += 1
+        share = ask.max_tokens / 8  # a burn-in is shorter
+        self.now += share * (self.seconds if self.requests <= self.from_request else self.later)
+
+
+def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, **changes: Any) -> Outcome:
+    """A run whose seconds are the clock's."""
+    monkeypatch.setattr("pocketllm.bench.run.time", clock)
+    arm_set = make_arms(ARMS, EngineOptions())
+    rig = steady_rig(arm_set, {"base": 0.01, "b": 0.012, "null": 0.01}, spoil=clock.spend)
+    return run(tmp_path, rig=rig, arm_set=arm_set, **changes)
+
+
+def test_a_machine_that_becomes_slow_gets_short_slots_before_it_gets_fewer_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(0.5, 2.0, from_request=40)
+    outcome = clocked(tmp_path, monkeypatch, clock, blocks=None, requests=None, budget_s=50.0)
+    rows = [row for row in read_record(outcome.path).row_dicts if row["phase"] == "measure"]
+    per_slot = [sum(row["slot"] == slot for row in rows) for slot in range(36)]
+
+    assert any("short slots from block 6 on" in note for note in outcome.document["notes"])
+    assert (per_slot[:18], per_slot[18:]) == ([2] * 18, [1] * 18)
+    assert words(outcome) == {"b": "SLOWER"}
+
+
+def test_a_machine_that_becomes_slow_later_stops_after_a_whole_row_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(0.5, 20.0, from_request=100)
+    outcome = clocked(tmp_path, monkeypatch, clock, blocks=None, requests=1, budget_s=100.0)
+
+    assert len(outcome.document["schedule"]) > 18
+    assert any("stopped at the end of a row set" in note for note in outcome.document["notes"])
+    assert outcome.document["valid_blocks"] % 6 == 0
+    assert 12 <= outcome.document["valid_blocks"] < len(outcome.document["schedule"])
+    assert words(outcome) == {"b": "SLOWER"}
+
+
+def test_a_machine_that_stays_as_calibrated_runs_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0.5, 0.5, from_request=0)
+    outcome = clocked(tmp_path, monkeypatch, clock, blocks=None, requests=None, budget_s=80.0)
+
+    assert outcome.document["notes"] == []
+    assert clock.now <= 80.0
+
+
 def test_every_prompt_is_new_and_none_shares_a_beginning(tmp_path: Path) -> None:
     rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
     run(tmp_path, rig=rig)
