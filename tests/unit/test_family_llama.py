@@ -103,6 +103,8 @@ def test_every_absent_key_is_named_at_once() -> None:
         ),
         ("expert_count", 8, "llama.expert_count=8 is not supported by family llama"),
         ("attention.sliding_window", 4096, "llama.attention.sliding_window=4096 is not supported by family llama"),
+        ("block_count", 2**32 - 1, "llama.block_count=4294967295, but there are 21 tensors in all"),
+        ("rope.freq_base", 1.0, "llama.rope.freq_base=1.0 must be above 1"),
         ("logit_scale", 2.0, "llama.logit_scale=2.0 is not supported by family llama"),
     ],
 )
@@ -118,7 +120,13 @@ def test_a_list_with_the_same_size_for_all_layers_is_that_size(unmet) -> None:
 
 @pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight", "blk.1.ffn_down.weight"])
 def test_a_missing_tensor_is_named(unmet, name: str) -> None:
-    assert f"missing tensors: {name}" in unmet(tensors={name: None})
+    assert unmet(tensors={name: None}) == [f"missing tensors: {name}"]
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(unmet) -> None:
+    small = {name: np.zeros((500, 64), np.float32) for name in ("token_embd.weight", "output.weight")}
+
+    assert unmet(tensors=small) == ["the tokenizer has 512 tokens and token_embd.weight only 500 rows"]
 
 
 def test_many_missing_tensors_are_counted(unmet) -> None:

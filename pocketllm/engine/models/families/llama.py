@@ -11,7 +11,7 @@ from typing import Any
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Ops, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
-from pocketllm.engine.models.header import HeaderReader, misfit, whole_number
+from pocketllm.engine.models.header import HeaderReader, is_list, misfit, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, inverse_frequencies, read_rope, rope_magnitude
 
 ARCHITECTURE = "llama"
@@ -216,6 +216,9 @@ class LlamaFamily:
             )
         if reasons:
             return reasons
+        if shape.num_layers > len(checkpoint.tensors):
+            # a count that no file could fill must not be counted up to
+            return [f"llama.block_count={shape.num_layers}, but there are {len(checkpoint.tensors)} tensors in all"]
         return [*bad_geometry(shape, checkpoint.metadata), *misfit(checkpoint.tensors, *tensor_shapes(shape))]
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> LlamaModel:
@@ -270,14 +273,23 @@ class Binder:
 
 
 def vocab_rows(checkpoint: Checkpoint) -> int:
-    """Vocabulary size: rows of the embedding table, which the tokenizer may not fill; 0 when there is none."""
-    embedding = checkpoint.tensors.get("token_embd.weight")
-    return int(embedding.shape[0]) if embedding is not None and len(embedding.shape) == 2 else 0
+    """Vocabulary size: rows of the embedding table (or of the head), which the tokenizer need not fill; else 0."""
+    for name in ("token_embd.weight", "output.weight"):
+        table = checkpoint.tensors.get(name)
+        if table is not None and len(table.shape) == 2:
+            return int(table.shape[0])
+    return 0
 
 
 def bad_geometry(shape: LlamaShape, metadata: Mapping[str, Any]) -> list[str]:
     """Sizes that are numbers but do not go together."""
     reasons = []
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if is_list(tokens) else 0
+    if num_tokens > shape.vocab_size > 0:
+        reasons.append(f"the tokenizer has {num_tokens} tokens and token_embd.weight only {shape.vocab_size} rows")
+    if shape.rope.theta <= 1.0:
+        reasons.append(f"llama.rope.freq_base={shape.rope.theta} must be above 1")
     if shape.num_heads % shape.num_kv_heads:
         reasons.append(
             f"{shape.num_heads} query heads (llama.attention.head_count) cannot share {shape.num_kv_heads} key heads "
