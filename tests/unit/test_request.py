@@ -61,6 +61,15 @@ def test_requests_are_told_apart_by_identity() -> None:
         ("stop", ("x",) * 17),
         ("logprobs", -1),
         ("logprobs", 21),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("temperature", None),
+        ("max_tokens", 1.5),
+        ("top_k", 2.0),
+        ("seed", "1"),
+        ("stop", (1,)),
+        ("stop_token_ids", (1.0,)),
+        ("stop_token_ids", (True,)),
     ],
 )
 def test_a_sampling_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
@@ -69,6 +78,11 @@ def test_a_sampling_value_out_of_range_is_refused_by_name(field: str, value: obj
 
     assert caught.value.param == field
     assert field.split("_")[0] in str(caught.value)
+
+
+def test_one_stop_string_is_not_taken_for_its_letters() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]  # that is the point
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]  # kept as a tuple
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 9_999_999])

@@ -206,6 +206,14 @@ def test_a_token_id_outside_the_vocabulary_is_refused(token_id: Any) -> None:
         a_scheduler().check(Request("a", [1, token_id], SamplingParams(max_tokens=1)))
 
 
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_a_stop_token_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
+    with pytest.raises(RequestError, match="stop_token_ids") as caught:
+        a_scheduler().check(Request("a", [1], SamplingParams(max_tokens=1, stop_token_ids=(token_id,))))
+
+    assert caught.value.param == "stop_token_ids"
+
+
 def test_a_prompt_longer_than_the_context_is_refused_with_counts() -> None:
     with pytest.raises(ContextLengthError, match=r"64 tokens.*max_model_len=64.*by 1 tokens") as caught:
         a_scheduler().check(a_request("a", 64, None))

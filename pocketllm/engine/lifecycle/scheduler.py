@@ -5,7 +5,7 @@ recomputation of a preempted request are all `num_computed_tokens` catching up w
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
@@ -51,7 +51,8 @@ class Scheduler:
     # -- admission -------------------------------------------------------------------------------------------------
     def check(self, request: Request) -> None:
         """Accept a request for `add`, or raise RequestError (ContextLengthError with counts) saying why never."""
-        check_token_ids(request.prompt_token_ids, self.vocab_size)
+        check_prompt(request.prompt_token_ids, self.vocab_size)
+        check_token_ids(request.params.stop_token_ids, self.vocab_size, "stop_token_ids")
         request.max_output_tokens = self._max_output_tokens(request)
         needed = self._full_blocks(request)
         if needed > self.limits.num_blocks:
@@ -208,13 +209,19 @@ class Scheduler:
         return blocks_for(longest, self.limits.block_size)
 
 
-def check_token_ids(token_ids: object, vocab_size: int) -> None:
+def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raise RequestError unless these are one or more ids of the vocabulary."""
-    assert isinstance(token_ids, list | tuple), type(token_ids)
-    if not token_ids:
+    if not len(token_ids):
         raise RequestError("the prompt is empty: give it at least one token", param="prompt", code="empty_prompt")
+    check_token_ids(token_ids, vocab_size, "prompt")
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise RequestError naming `param` for the first that is no id of the vocabulary."""
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise RequestError(f"token id {token_id!r} is not an integer", param="prompt")
+            raise RequestError(f"{param}: token id {token_id!r} is not an integer", param=param)
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param="prompt")
+            raise RequestError(
+                f"{param}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param=param
+            )

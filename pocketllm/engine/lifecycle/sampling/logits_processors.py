@@ -57,7 +57,8 @@ def top_p(ids: Int64Array, weights: Float64Array, p: float) -> Int64Array:
     above = weights > descending[count - 1]
     ties = np.flatnonzero(weights == descending[count - 1])[: count - int(above.sum())]
     above[ties] = True
-    return ids[above]
+    nucleus: Int64Array = ids[above]
+    return nucleus
 
 
 def largest(weights: Float64Array, count: int) -> Float64Array:

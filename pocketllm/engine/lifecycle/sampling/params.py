@@ -14,7 +14,8 @@ MAX_STOP_LENGTH = 1024
 class SamplingParams:
     """Sampling of one request. Raises RequestError naming the field for anything that cannot be honored.
 
-    temperature 0 is greedy. top_k 0 or -1 and top_p 1 and min_p 0 switch the filter off. seed None draws a fresh one.
+    `stop` may be one text and `stop_token_ids` any sequence; both are kept as tuples. temperature 0 is greedy.
+    top_k 0 or -1 and top_p 1 and min_p 0 switch the filter off. seed None draws a fresh one.
     """
 
     max_tokens: int | None = None
@@ -30,6 +31,9 @@ class SamplingParams:
     """How many alternatives to report with each token, 0…20; None reports nothing."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens={self.max_tokens} must be at least 1", param="max_tokens")
         self._in_range("temperature", self.temperature, 0.0, 100.0)
@@ -51,6 +55,21 @@ class SamplingParams:
         if not math.isfinite(value) or value < low or value > high or (open_low and value == low):
             bracket = "(" if open_low else "["
             raise RequestError(f"{name}={value} must be in {bracket}{low:g}, {high:g}]", param=name)
+
+    def _check_types(self) -> None:
+        """A float is not taken for a whole number, nor a bool for either."""
+        kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("temperature", "top_p", "min_p"), (int, float))
+        kinds |= dict.fromkeys(("max_tokens", "top_k", "seed", "logprobs"), (int,))
+        for name, accepted in kinds.items():
+            value = getattr(self, name)
+            is_open = value is None and name in ("max_tokens", "seed", "logprobs")
+            if not is_open and (isinstance(value, bool) or not isinstance(value, accepted)):
+                what = "a whole number" if accepted == (int,) else "a number"
+                raise RequestError(f"{name}={value!r} is not {what}", param=name)
+        for name, items, kind in (("stop", self.stop, str), ("stop_token_ids", self.stop_token_ids, int)):
+            for item in items:
+                if isinstance(item, bool) or not isinstance(item, kind):
+                    raise RequestError(f"{name} has {item!r}, which is not a {kind.__name__}", param=name)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
