@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class HeaderReader:
         return 1
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether a metadata value is an array, of whatever sequence type."""
     return hasattr(value, "__len__") and not isinstance(value, str | bytes)
 
