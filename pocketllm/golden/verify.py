@@ -58,6 +58,8 @@ class VerifyOptions:
         unknown = [name for name in self.entry_points if name not in ENTRY_POINTS]
         if unknown:
             raise OptionError(f"no entry point {unknown[0]!r}; known: {', '.join(ENTRY_POINTS)}")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise OptionError(f"--url {self.url!r} is no http address, such as http://127.0.0.1:8000")
         local = [name for name in self.entry_points if name not in HTTP_ENTRY_POINTS]
         if self.url and local:
             raise OptionError(f"--url is asked over HTTP only: {local[0]} runs in this machine's own engine")

@@ -169,6 +169,8 @@ def test_an_unknown_case_or_entry_point_is_a_usage_error(tmp_path: Path, fixture
         run(tmp_path, entry_points=("telnet",))
     with pytest.raises(OptionError, match=r"--url is asked over HTTP only"):
         run(tmp_path, entry_points=("generate",), url="http://127.0.0.1:1")
+    with pytest.raises(OptionError, match=r"'localhost:8000' is no http address"):
+        run(tmp_path, url="localhost:8000")
 
 
 def test_an_entry_point_that_dies_is_not_judged(
