@@ -114,6 +114,8 @@ def test_two_keys_in_one_request_do_not_open(guarded: Served) -> None:
 def test_health_and_ready_are_open(guarded: Served) -> None:
     assert guarded.client.get("/health").status_code == 200
     assert guarded.client.get("/ready").status_code == 200
+    assert guarded.client.head("/health").status_code == 200
+    assert guarded.client.head("/health").content == b""
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "0.0.0.0", "[::2]"])

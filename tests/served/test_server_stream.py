@@ -229,6 +229,17 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request(
     until(lambda: server.state.in_flight == set(), 5)
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
+    module_server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = http_request(COMPLETIONS, {"prompt": "a" * 1000})
+    for size in (40, len(whole) // 2, len(whole) - 1):
+        module_server.raw(whole[:size]).close()
+
+    assert module_server.complete("a")["choices"][0]["text"] == "a"
+    assert caplog.records == []
+
+
 def test_fifty_rounds_of_leaving_and_asking_again_leave_nothing_behind(serve: Callable[..., Served]) -> None:
     engine = ScriptedEngine()
     server = serve(engine)

@@ -200,11 +200,11 @@ def add_models(app: FastAPI, server: Server) -> None:
 def add_probes(app: FastAPI, server: Server) -> None:
     """What tells whether the server lives, is ready, and how it does."""
 
-    @app.get("/health", response_model=None)
+    @app.api_route("/health", methods=["GET", "HEAD"], response_model=None)
     async def health() -> Response:
         return json_response({"status": "alive"})
 
-    @app.get("/ready", response_model=None)
+    @app.api_route("/ready", methods=["GET", "HEAD"], response_model=None)
     async def ready() -> Response:
         is_ready = server.phase is Phase.READY
         return json_response({"status": server.phase.value}, 200 if is_ready else 503)
