@@ -151,6 +151,8 @@ def _notes(
         yield f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"
     elif not rows:
         yield "no selected case has a selected entry point: nothing was compared"
+    if options.url and rows:
+        yield "the hard key of a server at --url is not known: it was held to the answers recorded for this machine"
     if options.mutate:
         yield "no run record: a mutated run says nothing about the model"
     elif not options.writes_record:

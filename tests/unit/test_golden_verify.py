@@ -1,5 +1,6 @@
 """Verify with scripted entry points: which rows there are, what they end with, and what is written."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from pocketllm.golden.subject import Subject
 from pocketllm.golden.verify import Report, VerifyOptions, verify_subject
 from tests.unit.test_golden_compare import SERVED
 from tests.unit.test_golden_fixture import ANSWER, CHAT, folder_with
+from tests.unit.test_golden_http import scripted_server
 
 LOCAL = replace(CHAT, paths=(ServedPath("in_process"), ServedPath("generate")))
 MODEL = {
@@ -202,6 +204,44 @@ def test_a_server_that_never_gets_ready_is_not_judged_and_its_log_is_shown(
     assert report.exit_code == 3
     assert [type(row.outcome) for row in report.rows] == [NotJudged, NotJudged]
     assert all(word in str(report.rows[0].outcome) for word in ("the end of its log",))
+
+
+def foreign(text: str, streamed: str) -> Callable[[str, dict[str, Any]], tuple[int, bytes]]:
+    """A server that shows no token ids."""
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if path == "/v1/models":
+            return 200, b'{"data": [{"id": "peer"}]}'
+        if not body["stream"]:
+            message = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            return 200, json.dumps({"choices": [message]}).encode()
+        chunks = [{"delta": {"content": streamed}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"}]
+        lines = [json.dumps({"choices": [chunk]}) for chunk in chunks]
+        return 200, "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("text", "streamed", "code", "words"),
+    [
+        (SERVED.text, SERVED.text, 0, {"IDENTICAL"}),
+        ("London", "London", 3, {"NOT JUDGED"}),
+        (SERVED.text, "Par", 1, {"IDENTICAL", "REGRESSION"}),
+    ],
+    ids=["same text", "other text", "stream differs"],
+)
+def test_a_foreign_server_is_held_to_its_text(
+    tmp_path: Path, text: str, streamed: str, code: int, words: set[str]
+) -> None:
+    folder_with(tmp_path, case=replace(CHAT, paths=(ServedPath("http_chat"), ServedPath("http_chat", True))))
+
+    with scripted_server(foreign(text, streamed)) as url:
+        report = run(tmp_path, url=url)
+
+    assert {row.outcome.word for row in report.rows} == words
+    assert report.exit_code == code
+    assert "hard key of a server" in report.notes[0]
 
 
 def test_jobs_are_paired_and_the_odd_one_is_asked_beside_itself() -> None:
