@@ -63,6 +63,7 @@ def read_output(text: str) -> Observed:
             num_prompt_tokens=output["usage"]["prompt_tokens"],
             num_output_tokens=output["usage"]["completion_tokens"],
             ttft_s=output["timings"].get("ttft_s"),
+            e2el_s=output["timings"].get("total_s"),
         )
     except (ValueError, KeyError, TypeError) as error:
         return Observed(error=f"`pocketllm generate --json` printed another shape ({type(error).__name__}: {error})")
