@@ -45,8 +45,8 @@ class ReferenceOps:
         """Zeros, which the operating system hands out page by page as they are written."""
         shape = (num_blocks, block_size, num_kv_heads)
         return PagedCache(
-            keys=[torch.zeros(*shape, key_dim) for _ in range(num_layers)],
-            values=[torch.zeros(*shape, value_dim) for _ in range(num_layers)],
+            keys=[untouched_zeros(*shape, key_dim) for _ in range(num_layers)],
+            values=[untouched_zeros(*shape, value_dim) for _ in range(num_layers)],
         )
 
     def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32]) -> Tensor:
@@ -111,3 +111,8 @@ class ReferenceOps:
         if step is None or step.batch is not batch:
             step = self._step = plan_step(batch, cache.keys[0].shape[1])
         return step
+
+
+def untouched_zeros(*shape: int) -> Tensor:
+    """Zeros that take no memory until they are written: torch.zeros writes every page, numpy asks for fresh ones."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
