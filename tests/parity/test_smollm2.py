@@ -40,3 +40,28 @@ def test_prefill_in_chunks_and_decoding_beside_others_give_the_bits_of_one_prefi
     beside_others = driver.run(prompts, steps)[0]
 
     assert np.array_equal(beside_others, whole)
+
+
+def test_eight_concurrent_requests_give_the_tokens_and_logprobs_of_one_at_a_time(smollm2: Path) -> None:
+    from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+    from pocketllm.engine.llm import LLM
+
+    openings = [
+        "The",
+        "In a hole",
+        "Once upon a time",
+        "2 + 2 =",
+        "def add(a, b):",
+        "Dear Sir",
+        "To be or",
+        "It was a dark",
+    ]
+    prompts = [f"{opening} {'and so on ' * (3 * number)}" for number, opening in enumerate(openings)]
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2)
+    with LLM(model=str(smollm2), max_model_len=256, prefill_chunk=32, max_num_batched_tokens=64) as llm:
+        alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+        together = llm.generate(prompts, params)
+
+    assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+    assert [result.logprobs for result in together] == [result.logprobs for result in alone]
+    assert all(result.logprobs for result in together)
