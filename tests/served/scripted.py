@@ -32,7 +32,7 @@ class ScriptedTokenizer:
         return self.encode(text)
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
+        return b"<end>" if token_id == END else bytes([token_id])
 
     def token_text(self, token_id: int) -> str:
         return "<end>" if token_id == END else chr(token_id)

@@ -194,6 +194,24 @@ def test_past_the_context_is_400_and_at_it_is_length(tiny_server: Served) -> Non
     assert answer["usage"]["total_tokens"] == limit
 
 
+def test_megabytes_that_cannot_fit_are_refused_without_being_encoded(
+    tiny_server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(type(tiny_server.engine.tokenizer), "encode", lambda self, text: encoded.append(text))
+    response = tiny_server.post(COMPLETIONS, prompt="a" * 4_000_000)
+
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert encoded == []
+
+
+@pytest.mark.parametrize("size", [100, 500, 511])
+def test_a_text_of_the_longest_tokens_is_not_refused_unencoded(tiny_server: Served, size: int) -> None:
+    from pocketllm.engine.serving.prompts import longest_token, refuse_hopeless
+
+    refuse_hopeless(tiny_server.engine, "x" * (size * longest_token(tiny_server.engine.tokenizer)), "prompt")
+
+
 def test_the_clients_errors_are_the_clients_classes(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model=model, prompt="x", temperature=-1)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody
 from pocketllm.engine.serving.settings import ServedEngine, ServedTokenizer
-from pocketllm.errors import RequestError
+from pocketllm.errors import ContextLengthError, RequestError
 
 SEED_RANGE = 2**64
 
@@ -27,6 +28,7 @@ def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
             "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
         )
     text = engine.chat_template.render([message.as_dict() for message in body.messages])
+    refuse_hopeless(engine, text, "messages")
     return choices(engine, body, [engine.tokenizer.encode_rendered(text)], "messages")
 
 
@@ -37,10 +39,32 @@ def completion_choices(engine: ServedEngine, body: CompletionBody) -> list[Choic
         if not prompt:
             raise RequestError(f"prompt {number} is empty: give it a text or token ids", param="prompt")
         if isinstance(prompt, str):
+            refuse_hopeless(engine, prompt, "prompt")
             prompts.append(engine.tokenizer.encode(prompt))
         else:
             prompts.append(checked_ids(prompt, engine.tokenizer, "prompt"))
     return choices(engine, body, prompts, "prompt")
+
+
+def refuse_hopeless(engine: ServedEngine, text: str, param: str) -> None:
+    """Raise ContextLengthError for a text that cannot fit, however well its tokens go.
+
+    Encoding megabytes takes seconds, in which nothing else is served; dividing by the longest token takes none.
+    """
+    limit = engine.plan.limits.max_model_len
+    if len(text) <= limit:
+        return
+    least = -(-len(text.encode("utf-8")) // longest_token(engine.tokenizer))
+    if least >= limit:
+        raise ContextLengthError(
+            f"the prompt has at least {least} tokens, and with an answer it must fit max_model_len={limit}", param=param
+        )
+
+
+@lru_cache(maxsize=8)
+def longest_token(tokenizer: ServedTokenizer) -> int:
+    """Bytes of the longest token."""
+    return max(1, *(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)))
 
 
 def choices(engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[int]], param: str) -> list[Choice]:

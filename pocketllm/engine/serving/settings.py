@@ -46,6 +46,8 @@ class ServedTokenizer(Protocol):
 
     def is_special(self, token_id: int) -> bool: ...
 
+    def __hash__(self) -> int: ...
+
 
 class ServedTemplate(Protocol):
     """The part of a chat template that a server uses."""
