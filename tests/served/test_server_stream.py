@@ -198,6 +198,18 @@ def test_one_failed_choice_ends_its_neighbors(serve: Callable[..., Served]) -> N
     assert len(engine.loop.cancelled) == 2
 
 
+def test_tokens_arrive_as_they_are_made(serve: Callable[..., Served]) -> None:
+    engine = ScriptedEngine()
+    engine.loop.script = slow(0.05)
+    server = serve(engine)
+    with server.raw(http_request(COMPLETIONS, {"prompt": "a", "stream": True, "max_tokens": 4000})) as connection:
+        seen = b""
+        while seen.count(b'"text":"x"') < 3:
+            seen += connection.recv(65536)
+
+        assert len(engine.loop.active) == 1
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_client_that_leaves_a_stream_ends_its_requests(serve: Callable[..., Served], path: str) -> None:
     engine = ScriptedEngine()
