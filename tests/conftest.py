@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# the same examples in every run, and no failure because the machine was busy
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 # as the reference backend sets it, for tests that import torch before they open the backend
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
