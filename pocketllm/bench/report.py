@@ -274,4 +274,7 @@ def wrap(text: str, indent: str = "") -> str:
     """Text broken at WIDTH."""
     import textwrap
 
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    # a number and its percent sign stay on one line
+    kept = text.replace(" %", "\0%")
+    lines = textwrap.fill(kept, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")

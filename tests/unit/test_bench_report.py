@@ -33,6 +33,13 @@ def test_a_report_fits_80_columns_with_the_null_arm_on_top(document: Mapping[str
     assert lines[table + 2].endswith("SLOWER")
 
 
+def test_a_percent_sign_is_never_left_alone_at_the_start_of_a_line() -> None:
+    text = report.wrap("x" * 75 + " is 1.5 % of it")
+
+    assert text.splitlines() == ["x" * 75 + " is", "1.5 % of it"]
+    assert report.wrap("x" * 75 + " 1.5 %").splitlines() == ["x" * 75, "1.5 %"]
+
+
 def test_both_readings_and_the_floor_stand_in_the_sentence(document: Mapping[str, Any]) -> None:
     text = " ".join(render(document).split())
 
