@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from io import TextIOWrapper
 from typing import Any, ParamSpec, TypeVar
 
 from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
@@ -48,6 +49,9 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if isinstance(sys.stdout, TextIOWrapper):
+            # a terminal that cannot show a character gets its escape, not a traceback
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return function(*args, **kwargs)
         except PocketLLMError as error:

@@ -296,6 +296,14 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(tiny_gguf: Path) -> No
     assert errors == b""
 
 
+def test_a_terminal_that_cannot_show_a_character_gets_its_escape(tiny_gguf: Path) -> None:
+    command = [*COMMAND, "--model", str(tiny_gguf), "hello", "-n", "12"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert b"\\u" in done.stdout
+
+
 def test_help_shows_how_and_loads_nothing_heavy() -> None:
     code = (
         "import sys; from pocketllm.cli.main import app\n"

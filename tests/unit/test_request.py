@@ -59,6 +59,7 @@ def test_requests_are_told_apart_by_identity() -> None:
         ("stop", ("",)),
         ("stop", ("x" * 1025,)),
         ("stop", ("x",) * 17),
+        ("stop", ("\udcff",)),
         ("logprobs", -1),
         ("logprobs", 21),
         ("temperature", "hot"),

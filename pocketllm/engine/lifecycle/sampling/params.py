@@ -77,3 +77,5 @@ class SamplingParams:
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise RequestError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise RequestError(f"stop string {text!r} is not valid Unicode", param="stop")
