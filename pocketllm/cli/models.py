@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,12 +98,12 @@ def proof_lines(row: "LadderRow") -> list[str]:
 
 
 def check(records: Records = RECORDS, docs: Docs = DOCS) -> None:
-    """Exit 1 when a page under docs/models claims more than the records prove."""
+    """Exit 1 when a model page, or the README, claims more than the records prove."""
     from pocketllm.evidence.model_pages import overclaims
 
     source = read_source(records)
     pages = read_pages(docs)
-    found = [claim for page, text in pages for claim in overclaims(page.name, text, source)]
+    found = [claim for page, text in pages for claim in overclaims(page.name, text, source_for(page, source))]
     print_lines([str(claim) for claim in found])
     if found:
         raise typer.Exit(1)
@@ -110,11 +111,11 @@ def check(records: Records = RECORDS, docs: Docs = DOCS) -> None:
 
 
 def docs(records: Records = RECORDS, docs: Docs = DOCS) -> None:
-    """Write the generated tables of the pages under docs/models anew, and print the pages that changed."""
+    """Write the generated tables of the model pages and the README anew, and print the pages that changed."""
     from pocketllm.evidence.model_pages import regenerate
 
     source = read_source(records)
-    written = [(page, text, regenerate(page.name, text, source)) for page, text in read_pages(docs)]
+    written = [(page, text, regenerate(page.name, text, source_for(page, source))) for page, text in read_pages(docs)]
     for page, before, after in written:
         if after != before:
             try:
@@ -137,9 +138,17 @@ def read_source(records: Path) -> "Source":
     return Source(dated(evidence, records), evidence, pinned)
 
 
+def source_for(page: Path, source: "Source") -> "Source":
+    """The same source, with links that start where this page lies: docs/models/ or, for the README, the root."""
+    return source if page.parent.name == "models" else replace(source, root="")
+
+
 def read_pages(folder: Path) -> list[tuple[Path, str]]:
-    """The model pages and their text; OptionError when there are none."""
+    """The model pages, the README two folders above them, and their text; OptionError when there are no pages."""
     pages = sorted(folder.glob("*.md"))
+    readme = folder.resolve().parent.parent / "README.md"
+    if pages and folder.name == "models" and readme.is_file():
+        pages.append(readme)
     if not pages:
         raise OptionError(f"no pages in {folder}; run in a checkout, or name the folder with --docs")
     try:

@@ -1,4 +1,4 @@
-"""The pages under docs/models/: tables written from records, and claims held against them; pure.
+"""The pages under docs/models/ and the README: tables written from records, and claims held against them; pure.
 
 A generated part stands between two markers and is replaced as a whole:
 
@@ -32,11 +32,19 @@ SPEED_HEAD = (
 
 @dataclass(frozen=True)
 class Source:
-    """What pages are written from. `pinned` is the sha256 of each model that the catalog knows by name."""
+    """What pages are written from. `pinned` is the sha256 of each model that the catalog knows by name.
+
+    `root` leads from the page to the repository: links to records start there.
+    """
 
     rows: Sequence[LadderRow]
     evidence: Sequence[Evidence]
     pinned: Mapping[str, str]
+    root: str = "../../"
+
+    def link(self, path: str, run_id: str) -> str:
+        """A Markdown link to a record."""
+        return f"[{run_id[:12]}]({self.root}records/{path})"
 
     def name_of(self, sha256: str, name: str) -> str:
         """The catalog's name of these weights, else the one the records use."""
@@ -91,7 +99,7 @@ def ladder_part(model: str, source: Source) -> Iterator[str]:
         return
     yield LADDER_HEAD
     for row in shown:
-        links = ", ".join(dict.fromkeys(link(proof.path, proof.run_id) for proof in row.proofs))
+        links = ", ".join(dict.fromkeys(source.link(proof.path, proof.run_id) for proof in row.proofs))
         cells = (f"`{row.model}`", row.architecture, row.device_class, f"{row.rung} {row.words}", row.missing, links)
         yield "| " + " | ".join(cells) + " |"
 
@@ -109,7 +117,7 @@ def performance_part(model: str, source: Source) -> Iterator[str]:
         return
     yield SPEED_HEAD
     for item in newest.values():
-        yield from speed_rows(item)
+        yield from speed_rows(item, source)
     yield ""
     for machine in dict.fromkeys(machine_line(item.document) for item in newest.values()):
         yield f"Measured on {machine}."
@@ -126,7 +134,7 @@ def workload(document: Mapping[str, Any]) -> str:
     return f"{document.get('scenario')} {lengths} {arms} {'served' if document.get('served') else 'in process'}"
 
 
-def speed_rows(item: Evidence) -> Iterator[str]:
+def speed_rows(item: Evidence, source: Source) -> Iterator[str]:
     """One table row for each metric and arm of a bench record."""
     document = item.document
     load = document.get("workload") or {}
@@ -139,7 +147,8 @@ def speed_rows(item: Evidence) -> Iterator[str]:
             interval = f"{entry['ratio']:.3f}× ({entry['low']:.3f}–{entry['high']:.3f})" if entry.get("ratio") else "1"
             verdict = entry.get("verdict") or entry.get("role") or "baseline"
             who = f"{arm} ({served_by[arm]})" if served_by.get(arm) else arm
-            cells = (f"{metric}{lengths}", who, f"{1 / seconds:.1f}", interval, verdict, link(item.path, item.run_id))
+            record = source.link(item.path, item.run_id)
+            cells = (f"{metric}{lengths}", who, f"{1 / seconds:.1f}", interval, verdict, record)
             yield "| " + " | ".join(cells) + " |"
 
 
@@ -150,11 +159,6 @@ def machine_line(document: Mapping[str, Any]) -> str:
     parts += [f"{hard['cores_usable']} cores"] if "cores_usable" in hard else []
     parts += [f"{hard['memory_gib']} GiB"] if "memory_gib" in hard else []
     return ", ".join(str(part) for part in parts if part) or "a machine that could not be read"
-
-
-def link(path: str, run_id: str) -> str:
-    """A Markdown link from docs/models/ to a record."""
-    return f"[{run_id[:12]}](../../records/{path})"
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------
