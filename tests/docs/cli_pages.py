@@ -1,7 +1,9 @@
 """Write docs/cli.md from the commands themselves: `python -m tests.docs.cli_pages docs/cli.md`."""
 
 import inspect
+import re
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +30,38 @@ def walk(command: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def section(path: str, command: Any) -> str:
-    text = inspect.cleandoc(command.help or "").replace("\b\n", "").replace("\f", "")
-    rows = "".join(row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False))
-    table = f"\n| option | default | meaning |\n| --- | --- | --- |\n{rows}" if rows else ""
-    epilog = f"\n{inspect.cleandoc(command.epilog)}\n" if command.epilog else ""
-    return f"\n## `{path}`\n\n{text}\n{epilog}{table}"
+    parts = [f"\n## `{path}`", *paragraphs(command.help), *paragraphs(command.epilog)]
+    rows = [row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    if rows:
+        parts.append("\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def paragraphs(text: str | None) -> list[str]:
+    """Help text as Markdown: indented lines are commands or output and become a block of their own."""
+    found = []
+    for part in re.split(r"\n\s*\n", inspect.cleandoc(text or "").replace("\b", "").replace("\f", "").strip("\n")):
+        for is_block, lines in groupby(part.splitlines(), key=lambda line: line.startswith("  ")):
+            body = "\n".join(lines)
+            found.append(f"```text\n{inspect.cleandoc(body)}\n```" if is_block else body)
+    return [part for part in found if part.strip()]
 
 
 def row(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
     if parameter.param_type_name == "argument":
         names = f"`{parameter.name.upper()}`"
-    default = parameter.default
-    shown = "" if default in (None, (), [], False) or callable(default) else f"`{default}`"
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
-    return f"| {names} | {shown} | {meaning} |\n"
+    return f"| {names} | {shown_default(parameter)} | {meaning} |"
+
+
+def shown_default(parameter: Any) -> str:
+    words = getattr(parameter, "show_default", None)
+    if isinstance(words, str):
+        return words
+    default = parameter.default
+    is_said = default is not None and default is not False and default not in ((), []) and not callable(default)
+    return f"`{default}`" if is_said and "Sentinel" not in type(default).__name__ else ""
 
 
 if __name__ == "__main__":
