@@ -32,20 +32,21 @@ class Difference:
     )
     _values: int = 0
 
-    def add(self, ours: FloatArray, oracle: FloatArray, same: int | None = None) -> None:
+    def add(self, ours: FloatArray, oracle: FloatArray, same: int | None = None, num_told: int | None = None) -> None:
         """Compare some positions: [positions, vocab] logits or log-probabilities each.
 
-        same: at how many of them the likeliest token is the same, where these values alone do not tell.
+        same: at how many of them the likeliest token is the same, where these values alone do not tell; num_told:
+        how many leading values stand for a token each, and so have an error.
         """
         ours, oracle = ours.astype(np.float64), oracle.astype(np.float64)
-        error = np.abs(ours - oracle)
+        error = np.abs(ours - oracle)[:, :num_told]
         mine, theirs = log_softmax(ours), log_softmax(oracle)
         self.n += len(ours)
         self.max_error = max(self.max_error, float(error.max()))
         self._values += error.size
         self._sums["absolute"] += float(error.sum())
         self._sums["square"] += float((error**2).sum())
-        self._sums["size"] += float((oracle**2).sum())
+        self._sums["size"] += float((oracle[:, :num_told] ** 2).sum())
         self._sums["kl"] += float((np.exp(theirs) * (theirs - mine)).sum())
         self._sums["same"] += int((ours.argmax(-1) == oracle.argmax(-1)).sum()) if same is None else same
 

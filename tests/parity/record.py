@@ -4,6 +4,9 @@
     python -m tests.parity.record smollm2                               # the default model against transformers
     python -m tests.parity.record smollm2 --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
 
+Start llama-server with `-ctk f32 -ctv f32 -fa off`, and say so with --llama-server-note: its default keys and values in
+half precision cost as many likeliest tokens again as its rounded activations do.
+
 Needs the oracle extra. Exits with 1 when a figure is outside its tolerance; the record says which. `--keep` also copies
 a passing record to records/parity/, where it is reviewed and committed.
 """
@@ -24,7 +27,7 @@ from tests.parity.drive import Driver, Step, chunks
 ORACLES = Path(__file__).parents[1] / "oracles"
 TEXT = Path(__file__).parent / "alice.txt"
 POSITIONS = 512
-TOLD = 4096
+TOLD = 1024
 """Log-probabilities that llama-server is asked for at each position: all 49152 would take it a second each."""
 TINY = ("llama", "q_Q4_1", "q_Q8_0", "q_Q4_K", "q_Q6_K")
 TINY_TOLERANCE = 1e-9
@@ -74,7 +77,7 @@ def against_transformers(path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArr
     return real_row("transformers", version("transformers"), ids, difference, 1e-5, 0.995, "weights decoded by gguf-py")
 
 
-def against_llama_cpp(url: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
+def against_llama_cpp(url: str, note: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
     """The same positions beside a running llama-server, which multiplies with activations rounded to 8 bits."""
     import httpx
 
@@ -84,10 +87,10 @@ def against_llama_cpp(url: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np
         for position, row in enumerate(ours):
             token_ids, logprobs = next_token(client, ids[: position + 1].tolist())
             same = int(row.argmax() == token_ids[0])
-            difference.add(with_rest(log_softmax(row)[token_ids]), with_rest(logprobs), same)
+            difference.add(with_rest(log_softmax(row)[token_ids]), with_rest(logprobs), same, TOLD)
             if position % 64 == 63:
                 print(f"llama.cpp: {position + 1} of {len(ours)} positions", file=sys.stderr, flush=True)
-    detail = f"its activations are 8-bit; log-probabilities of its {TOLD} likeliest tokens, and of the rest as one"
+    detail = f"its activations are 8-bit; its {TOLD} likeliest tokens, and the rest as one; {note or 'as started'}"
     return real_row("llama.cpp", str(build), ids, difference, 5e-3, 0.97, detail)
 
 
@@ -164,7 +167,7 @@ def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | N
     return passed
 
 
-def smollm2_rows(path: Path, server: str | None) -> Iterator[dict[str, Any]]:
+def smollm2_rows(path: Path, server: str | None, note: str) -> Iterator[dict[str, Any]]:
     """The default model on real text: one forward of ours, compared with each oracle."""
     from pocketllm.engine.text.tokenizer import Tokenizer
 
@@ -175,7 +178,7 @@ def smollm2_rows(path: Path, server: str | None) -> Iterator[dict[str, Any]]:
     [ours] = driver.run([ids.tolist()], chunks(len(ids), 256))
     yield against_transformers(path, ids, ours)
     if server:
-        yield against_llama_cpp(server, ids, ours)
+        yield against_llama_cpp(server, note, ids, ours)
 
 
 def main() -> int:
@@ -183,6 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.parity.record", description=__doc__.split("\n\n")[0])
     parser.add_argument("subject", choices=["tiny", "smollm2"])
     parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
+    parser.add_argument("--llama-server-note", default="", metavar="TEXT", help="how that server was started")
     parser.add_argument("--record-dir", type=Path)
     parser.add_argument("--keep", action="store_true", help="copy passing records to records/parity/")
     arguments = parser.parse_args()
@@ -195,7 +199,7 @@ def main() -> int:
     from pocketllm.engine.weights.catalog import resolve_model
 
     path = resolve_model("smollm2-135m", lambda line: print(line, file=sys.stderr))
-    rows = smollm2_rows(path, arguments.llama_server)
+    rows = smollm2_rows(path, arguments.llama_server, arguments.llama_server_note)
     return 0 if write_record(path, rows, arguments.record_dir, arguments.keep) else 1
 
 

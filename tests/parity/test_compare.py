@@ -74,7 +74,7 @@ def test_llama_servers_answer_is_read_by_token_id(monkeypatch: pytest.MonkeyPatc
 
     client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
     monkeypatch.setattr(httpx, "Client", lambda **_: client)
-    same = record.against_llama_cpp("http://server", np.array([5, 6]), np.stack([row, row]))
+    same = record.against_llama_cpp("http://server", "", np.array([5, 6]), np.stack([row, row]))
 
     assert (same["n"], same["top1"], same["oracle_version"], same["passed"]) == (2, 1.0, "b1", True)
     assert same["kl"] == pytest.approx(0.0, abs=1e-12)
