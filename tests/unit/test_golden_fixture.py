@@ -113,7 +113,7 @@ def broken(document: dict[str, Any], **changes: Any) -> str:
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.name"),
         ({"sampling__max_tokens": ...}, "sampling.max_tokens"),
         ({"sampling__max_tokens": 0}, "sampling.max_tokens"),
-        ({"sampling__max_tokens": "8"}, "sampling"),
+        ({"sampling__max_tokens": "8"}, "sampling.max_tokens"),
         ({"sampling__temperature": ...}, "sampling.temperature"),
         ({"sampling__temperature": 0.7}, "sampling.seed"),
         ({"sampling__beams": 4}, "sampling.beams"),
