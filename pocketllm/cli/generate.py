@@ -198,7 +198,7 @@ def with_default_length(params: "SamplingParams", llm: "LLM", token_ids: list[in
 def collect(llm: "LLM", token_ids: list[int], params: "SamplingParams", show: bool) -> "GenerationResult":
     """Run one prompt, printing its text as it comes if `show`. Ctrl-C ends it with what there is, twice at once."""
 
-    pressed = []
+    pressed: list[int] = []
 
     def cancel(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, previous)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -30,6 +31,12 @@ def model(client: openai.OpenAI) -> str:
 
 def test_the_client_lists_and_retrieves_the_model(client: openai.OpenAI, model: str) -> None:
     assert client.models.retrieve(model).id == model == "llama"
+
+
+def test_the_model_list_shows_the_plan_that_runs(tiny_server: Served) -> None:
+    [card] = httpx.get(tiny_server.url + "/v1/models").json()["data"]
+
+    assert card["plan"] == tiny_server.engine.plan.as_dict()
 
 
 def test_a_greedy_chat_is_the_same_streamed_or_whole(client: openai.OpenAI, model: str) -> None:

@@ -97,6 +97,7 @@ class Server:
             "root": self.names[0],
             "parent": None,
             "max_model_len": engine.plan.limits.max_model_len,
+            "plan": engine.plan.as_dict(),  # so that a benchmark by URL can record what really ran
         }
 
     def begin(self, body: GenerationBody, choices: list[Choice], model: str) -> tuple[Generation, Reply]:
