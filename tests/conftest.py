@@ -11,7 +11,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 # as the reference backend sets it, for tests that import torch before they open the backend
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 ORACLES = Path(__file__).parent / "oracles"
 
