@@ -13,7 +13,7 @@ help:
 	@echo "make demo    set up, fetch the default model, and run the main job: a benchmark in arms behind a golden check"
 	@echo "make test    the whole test suite, lint and type checks included (what CI runs)"
 	@echo "make check   lint, types and layer contracts only"
-	@echo "make docs    regenerate docs/cli.md and the model pages"
+	@echo "make docs    regenerate the command page, the model pages and the picture"
 	@echo "Variables:   PYTHON=python3.12   VENV=.venv   TORCH_INDEX=<address of PyTorch's CPU package index>"
 
 setup:
@@ -41,6 +41,7 @@ test: setup-test check
 docs: setup-test
 	$(BIN)/python -m tests.docs.cli_pages docs/cli.md
 	$(BIN)/pocketllm models docs
+	$(BIN)/python -m tests.docs.picture docs/pictures/demo.svg
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
