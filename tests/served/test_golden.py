@@ -235,7 +235,8 @@ def test_the_command_ends_with_the_codes_it_promises(tiny_gguf: Path, root: Path
     green = command(*words, "--json", "--record-dir", str(tmp_path))
     red = command(*words, "--mutate", "id")
     wrong = command(*words, "--case", "nobody")
-    nothing = command(*words[:-1], "generate", "--case", "hello", "--require")
+    unasked = [*words[:-1], "generate", "--case", "hello", "--require"]
+    nothing = command(*unasked, "--record-dir", str(tmp_path))
 
     assert [done.exit_code for done in (green, red, wrong, nothing)] == [0, 1, 2, 4], red.output
     assert json.loads(green.stdout)["counts"] == {"IDENTICAL": 2}
