@@ -106,7 +106,9 @@ def test_candidates_are_a_distribution_that_holds_the_likeliest(
 )
 def test_the_filters_keep_what_transformers_keeps(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     torch = pytest.importorskip("torch")
-    warpers = pytest.importorskip("transformers.generation.logits_process")
+    warpers = pytest.importorskip(
+        "transformers.generation.logits_process", reason="oracle-not-installed: transformers (the oracle extra)"
+    )
     for seed in range(20):
         values = np.random.default_rng(seed).normal(scale=3, size=500).astype(np.float32)
         scores = torch.from_numpy(values)[None].double()
