@@ -68,7 +68,7 @@ class Analysis:
     @property
     def broken(self) -> list[str]:
         """Rules that make the run INVALID."""
-        return [f"{check.code} {check.detail}" for check in self.checks if check.severity is Severity.RUN]
+        return broken_rules(self.checks)
 
     @property
     def valid(self) -> bool:
@@ -97,8 +97,13 @@ def analyze(question: Question, measured: Sequence[Measured], extra: Sequence[Ch
             margin = question.margins[contrast.metric]
             checks += validity.order_checks(contrast.metric, contrast.arm, contrast.fit, len(names), margin)
     checks.append(validity.unsteady(baseline_logs(question, table, valid)))
-    broken = [f"{check.code} {check.detail}" for check in checks if check.severity is Severity.RUN]
-    return Analysis(tuple(judged(question, contrasts, broken)), tuple(checks), medians(question, table, valid), valid)
+    results = judged(question, contrasts, broken_rules(checks))
+    return Analysis(tuple(results), tuple(checks), medians(question, table, valid), valid)
+
+
+def broken_rules(checks: Sequence[Check]) -> list[str]:
+    """Checks that take the whole run with them, as a reader is told of them."""
+    return [f"{check.code} {check.detail}" for check in checks if check.severity is Severity.RUN]
 
 
 Table = dict[tuple[str, int, str], float]
@@ -166,7 +171,12 @@ def contrast(question: Question, table: Table, valid: Sequence[int], metric: str
     enough = bool(outlying) and len(kept) >= MIN_FIT_BLOCKS
     role = next(item.role for item in question.arm_set.arms if item.name == arm)
     return Contrast(
-        *(metric, arm, role, estimate(valid, differences), stats.hodges_lehmann(differences), outlying),
+        metric=metric,
+        arm=arm,
+        role=role,
+        fit=estimate(valid, differences),
+        robust=stats.hodges_lehmann(differences),
+        outlying=outlying,
         fit_without=estimate(kept, differences[~marked]) if enough else None,
         robust_without=stats.hodges_lehmann(differences[~marked]) if enough else None,
     )
@@ -176,41 +186,50 @@ def judged(question: Question, contrasts: Sequence[Contrast], broken: Sequence[s
     """Results in the order of the contrasts; words for candidates on primary metrics, if a null arm ran."""
     nulls = {item.metric: float(item.fit.estimate) for item in contrasts if item.role is Role.NULL}
     family = [item for item in contrasts if item.role is Role.CANDIDATE and item.metric in question.scenario.primary]
-    adjusted = dict(
-        zip(
-            [(item.metric, item.arm) for item in family],
-            stats.holm([float(item.fit.p_value) for item in family]),
-            strict=True,
-        )
-    )
-    return [result_of(question, item, nulls, adjusted, broken) for item in contrasts]
+    return [result_of(question, item, nulls, family, broken) for item in contrasts]
+
+
+def adjusted_p(family: Sequence[Contrast], item: Contrast, fit: stats.Fit) -> float | None:
+    """Holm's p of one contrast within its family, were `fit` its fit; None outside the family."""
+    places = [place for place, other in enumerate(family) if other is item]
+    p_values = [float(fit.p_value if other is item else other.fit.p_value) for other in family]
+    return stats.holm(p_values)[places[0]] if places else None
 
 
 def result_of(
     question: Question,
     item: Contrast,
     nulls: Mapping[str, float],
-    adjusted: Mapping[tuple[str, str], float],
+    family: Sequence[Contrast],
     broken: Sequence[str],
 ) -> Result:
     """One contrast with its floor and word."""
     history = question.null_history.get(item.metric, ())
     floor = noise_floor(nulls[item.metric], history) if item.metric in nulls else None
-    p = adjusted.get((item.metric, item.arm))
     margin = question.margins.get(item.metric, max(question.margins.values()))
-    word, flips = None, False
-    if floor is not None and p is not None:
 
-        def verdict_of(fit: stats.Fit, robust: tuple[float, float, float]) -> Verdict:
-            return judge(Evidence(fit, robust, p, len(adjusted), margin, floor, broken))
+    def verdict_of(fit: stats.Fit, robust: tuple[float, float, float]) -> Verdict | None:
+        p = adjusted_p(family, item, fit)
+        if floor is None or p is None:
+            return None
+        return judge(Evidence(fit, robust, p, len(family), margin, floor, broken))
 
-        word = verdict_of(item.fit, item.robust)
-        if item.fit_without is not None and item.robust_without is not None:
-            flips = verdict_of(item.fit_without, item.robust_without).word is not word.word
+    verdict = verdict_of(item.fit, item.robust)
+    without = None
+    if item.fit_without is not None and item.robust_without is not None:
+        without = verdict_of(item.fit_without, item.robust_without)
     return Result(
-        *(item.metric, item.arm, item.role, item.fit, item.robust, margin, floor, word, p),
+        metric=item.metric,
+        arm=item.arm,
+        role=item.role,
+        fit=item.fit,
+        robust=item.robust,
+        margin=margin,
+        floor=floor,
+        verdict=verdict,
+        adjusted_p=adjusted_p(family, item, item.fit),
         num_outliers=len(item.outlying),
-        flips=flips,
+        flips=verdict is not None and without is not None and without.word is not verdict.word,
     )
 
 
