@@ -325,8 +325,7 @@ def past_nulls(directory: Path, document: Mapping[str, Any]) -> dict[str, list[f
     """Past null arms that are comparable with a run that has just begun."""
     from pocketllm.evidence.store import search_dirs
 
-    folders = [directory, *(folder for folder in search_dirs() if folder not in directory.parents)]
-    return null_history(folders, history_key(document), document["machine"]["hard"])
+    return null_history([directory, *search_dirs()], history_key(document), document["machine"]["hard"])
 
 
 def without_words(ending: Mapping[str, Any]) -> dict[str, Any]:

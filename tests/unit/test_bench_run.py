@@ -9,7 +9,7 @@ import pytest
 
 from pocketllm.bench.arm import ArmSet, make_arms
 from pocketllm.bench.record import judged_words
-from pocketllm.bench.run import Outcome, Run, Settings, minutes, whole_blocks
+from pocketllm.bench.run import Outcome, Run, Settings, minutes, past_nulls, whole_blocks
 from pocketllm.bench.scenarios import find_scenario, known
 from pocketllm.bench.targets.contract import Ask, Sample, slot_costs
 from pocketllm.bench.targets.gate import GateAnswer, GateState
@@ -17,7 +17,7 @@ from pocketllm.bench.targets.rig import Rig
 from pocketllm.bench.verdict import exit_code
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
-from pocketllm.evidence.store import read_record
+from pocketllm.evidence.store import keep, read_record
 from tests.fake_target import FakeTarget, fake_rig, steady_rig, wobble
 
 ARMS = ("base", "b:prefill_chunk=64")
@@ -429,6 +429,22 @@ def test_past_null_arms_raise_the_floor_once_there_are_eight(tmp_path: Path) -> 
 
     assert "8 past null arms" in result["floor_source"]
     assert result["floor"] == pytest.approx(0.005, abs=0.001)
+
+
+def test_a_kept_null_arm_counts_once_and_also_where_the_local_copy_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nobody"))
+    local = tmp_path / "records" / "local"
+    only_null = make_arms(ARMS[:1], EngineOptions())
+    first = run(local, {"base": 0.01, "null": 0.01}, arm_set=only_null, blocks=8, requests=1)
+    keep(first.path)
+    with_copy = past_nulls(local, first.document)
+    first.path.unlink()
+
+    assert len(with_copy["decode"]) == 1
+    assert past_nulls(local, first.document) == with_copy
 
 
 @pytest.mark.parametrize("per_chunk", [1, 3, 4])
