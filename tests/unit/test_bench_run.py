@@ -439,7 +439,7 @@ def test_a_kept_null_arm_counts_once_and_also_where_the_local_copy_is_gone(
     local = tmp_path / "records" / "local"
     only_null = make_arms(ARMS[:1], EngineOptions())
     first = run(local, {"base": 0.01, "null": 0.01}, arm_set=only_null, blocks=8, requests=1)
-    keep(first.path)
+    keep(first.path, force=True)
     with_copy = past_nulls(local, first.document)
     first.path.unlink()
 
