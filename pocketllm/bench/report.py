@@ -103,7 +103,7 @@ def word_of(result: Mapping[str, Any], paint: Paint) -> str:
     if result["verdict"] is not None:
         return paint(result["verdict"], WORD_STYLES[Word(result["verdict"])])
     if result["role"] == Role.NULL.value and result["floor"] is not None:
-        return f"floor {result['floor']:.1%}".replace("%", " %")
+        return f"floor {percent(result['floor'])}"
     return ""
 
 
@@ -198,8 +198,7 @@ def null_words(document: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """What A against A showed, and what the null arm was."""
     null = next(r for r in document["results"] if r["role"] == Role.NULL.value and r["metric"] == result["metric"])
     copy = "the same process" if document["isolation"] == "toggle" else "the same endpoint"
-    shown = f"{null['ratio'] - 1:+.1%}".replace("%", " %")
-    return f"null {shown} ({copy} relabelled; floor {percent(result['floor'])})"
+    return f"null {percent(null['ratio'] - 1, sign='+')} ({copy} relabelled; floor {percent(result['floor'])})"
 
 
 def power_words(result: Mapping[str, Any]) -> str:
@@ -247,13 +246,13 @@ def render_plan(plan: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def percent(value: float) -> str:
-    """A share as `0.7 %`.
+def percent(value: float, sign: str = "") -> str:
+    """A share as `0.7 %`; with sign="+" a positive one says so.
 
-    >>> percent(0.0072), percent(0.01)
-    ('0.7 %', '1.0 %')
+    >>> percent(0.0072), percent(0.01), percent(0.01, sign="+")
+    ('0.7 %', '1.0 %', '+1.0 %')
     """
-    return f"{value:.1%}".replace("%", " %")
+    return f"{value:{sign}.1%}".replace("%", " %")
 
 
 def short(ratio: float) -> str:

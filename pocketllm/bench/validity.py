@@ -47,20 +47,20 @@ def sample_checks(measured: Sequence[Measured], n_prompt: int, n_out: int, arms:
 def request_errors(measured: Sequence[Measured]) -> list[Check]:
     """V01: a failed request costs its block, for every arm."""
     failed = [item for item in measured if item.sample.error is not None]
+    if not failed:
+        return []
     return [
         Check("V01", Severity.BLOCK, float(len(failed)), f"{len(failed)} requests failed, first: {told(failed[0])}")
-        for _ in failed[:1]
     ]
 
 
 def empty_successes(measured: Sequence[Measured]) -> list[Check]:
     """V03: a success without a token is a broken server."""
     empty = [item for item in measured if item.sample.error is None and item.sample.n_out == 0]
-    return [
-        Check("V03", Severity.RUN, float(len(empty)), f"{len(empty)} requests succeeded without a token, first: {item}")
-        for item in [f"arm {empty[0].arm}, block {empty[0].block}" if empty else ""]
-        if empty
-    ]
+    if not empty:
+        return []
+    text = f"{len(empty)} requests succeeded without a token, first: arm {empty[0].arm}, block {empty[0].block}"
+    return [Check("V03", Severity.RUN, float(len(empty)), text)]
 
 
 def lengths(good: Sequence[Measured], n_prompt: int, n_out: int) -> list[Check]:
@@ -153,12 +153,10 @@ def order_checks(metric: str, arm: str, fit: Fit, k: int, margin: float) -> list
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[Check]:
     """V12: a target is not what it was when the run began."""
     arms = [arm for arm, digest in before.items() if after.get(arm) != digest]
-    return [
-        Check(
-            "V12", Severity.RUN, float(len(arms)), f"weights, plan or served model of {', '.join(arms)} changed mid-run"
-        )
-        for _ in arms[:1]
-    ]
+    if not arms:
+        return []
+    text = f"weights, plan or served model of {', '.join(arms)} changed mid-run"
+    return [Check("V12", Severity.RUN, float(len(arms)), text)]
 
 
 def unsteady(values: Sequence[float]) -> Check:

@@ -122,7 +122,14 @@ def bench(
 
     whole_blocks(blocks, len(arm_set.arms))
     settings = Settings(
-        *(chosen, arm_set, margins, writable_dir(record_dir), seed, blocks, seconds, requests),
+        scenario=chosen,
+        arm_set=arm_set,
+        margins=margins,
+        directory=writable_dir(record_dir),
+        seed=seed,
+        blocks=blocks,
+        budget_s=seconds,
+        requests=requests,
         arguments={**options.as_dict(), "budget_s": seconds, "blocks": blocks, "requests": requests},
     )
     finish(settings, options, as_json, fail_on is not None, require)
@@ -230,7 +237,7 @@ def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> 
     from pocketllm.errors import OptionError
 
     margins = dict.fromkeys(scenario.primary, DEFAULT_MARGINS[arm_set.isolation])
-    for part in (text or "").split(",") if text is not None else []:
+    for part in [] if text is None else text.split(","):
         metric, equals, value = part.rpartition("=")
         share = parse_share(value)
         if not equals:

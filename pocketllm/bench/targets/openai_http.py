@@ -116,7 +116,8 @@ class OpenAIHTTPTarget:
         self._in_flight += 1
         try:
             request = self.client.build_request(
-                *("POST", "/v1/completions"),
+                "POST",
+                "/v1/completions",
                 content=content,
                 headers={"content-type": "application/json"},
                 extensions={"trace": trace},
