@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pocketllm.engine.backends.api.device import DeviceFacts
     from pocketllm.engine.options import EngineOptions
 
-GIB = 1 << 30
 CANNOT_RUN = 2
 
 
@@ -136,21 +135,17 @@ def backend_report(bid: "BackendBid") -> dict[str, Any]:
 
 def model_report(options: "EngineOptions", bid: "BackendBid | None", offers: "list[BackendBid]") -> dict[str, Any]:
     """A model's plan, or every reason why it would not run, from its header."""
-    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.models.registry import family_or_reason
     from pocketllm.engine.plan import make_plan
-    from pocketllm.engine.weights.catalog import catalog_name, resolve_model
+    from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.errors import UnsupportedFeatureError
 
     path = resolve_model(options.model, say)
-    name = catalog_name(path) or path.stem
+    name = model_name(path)
     with open_checkpoint(path) as checkpoint:
         report: dict[str, Any] = {"name": name, "architecture": checkpoint.architecture, "plan": None, "reasons": []}
-        family: Any
-        try:
-            family = find_family(checkpoint.architecture)
-        except LookupError as error:
-            family = str(error.args[0])
+        family = family_or_reason(checkpoint.architecture)
         if bid is None or bid.capability is None:
             unmet = [family] if isinstance(family, str) else family.unmet(checkpoint)
             report["reasons"] = [*unmet, *(f"backend {offer.name}: {offer.reason}" for offer in offers)]
@@ -186,6 +181,8 @@ def indented(facts: list[tuple[str, str]]) -> list[str]:
 
 def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
     """The machine, line by line."""
+    from pocketllm.engine.plan import gib
+
     return [
         ("cpu", f"{machine['cpu']} ({machine['architecture']}), {machine['num_cores']} cores usable"),
         ("memory", f"{gib(machine['available_bytes'])} available of {gib(machine['memory_bytes'])}"),
@@ -198,6 +195,8 @@ def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """What the model would become."""
+    from pocketllm.engine.plan import gib
+
     facts = [
         ("would run on", f"{plan['backend']} ({plan['device']})"),
         ("weights", gib(plan["weights_bytes"])),
@@ -207,8 +206,3 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
     ]
     return facts + [("note", note) for note in plan["notes"]]
-
-
-def gib(num_bytes: int) -> str:
-    """A size for people."""
-    return f"{num_bytes / GIB:.2f} GiB"

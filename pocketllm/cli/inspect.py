@@ -65,13 +65,10 @@ def inspect(
 
 def report_on(checkpoint: "Checkpoint") -> dict[str, Any]:
     """The report, with what families and the tokenizer say of this checkpoint."""
-    from pocketllm.engine.models.registry import find_family
+    from pocketllm.engine.models.registry import family_or_reason
     from pocketllm.engine.weights.inspection import inspect_checkpoint, readable
 
-    try:
-        family = find_family(str(readable(checkpoint, "general.architecture") or "(none named)"))
-    except LookupError as error:
-        return inspect_checkpoint(checkpoint, str(error.args[0]), tokenizer_reasons(checkpoint))
+    family = family_or_reason(str(readable(checkpoint, "general.architecture") or "(none named)"))
     return inspect_checkpoint(checkpoint, family, tokenizer_reasons(checkpoint))
 
 

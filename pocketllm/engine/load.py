@@ -12,7 +12,7 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.models.contract import Model, ModelFamily
-from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
 from pocketllm.engine.plan import EnginePlan, gib, make_plan
 from pocketllm.engine.text.chat_template import ChatTemplate
@@ -97,7 +97,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     path = catalog.resolve_model(options.model, progress)
     checkpoint = open_checkpoint(path)
     try:
-        name = catalog.catalog_name(path) or path.stem
+        name = catalog.model_name(path)
         bid = select.choose_backend(options.backend)
         assert bid.capability is not None  # choose_backend has refused
         family = family_or_reason(checkpoint.architecture)
@@ -120,14 +120,6 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
         tell(f"note: {note}")
     tell(f"ready in {engine.load_s:.1f} s")
     return engine
-
-
-def family_or_reason(architecture: str) -> ModelFamily | str:
-    """The family of an architecture, or the sentence that says which ones there are."""
-    try:
-        return find_family(architecture)
-    except LookupError as error:
-        return str(error.args[0])
 
 
 def plan_for(

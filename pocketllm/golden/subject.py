@@ -75,9 +75,9 @@ class Subject:
 def open_subject(options: "EngineOptions") -> Subject:
     """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run."""
     from pocketllm.engine.backends.select import select_backend
-    from pocketllm.engine.load import family_or_reason
+    from pocketllm.engine.models.registry import family_or_reason
     from pocketllm.engine.plan import make_plan
-    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
     path = resolve_model(options.model)
@@ -85,34 +85,32 @@ def open_subject(options: "EngineOptions") -> Subject:
     try:
         capability = select_backend(options.backend, options.threads).capability
         plan = make_plan(options, family_or_reason(checkpoint.architecture), capability, checkpoint)
-        return Subject(checkpoint_name(path), path, model_document(checkpoint), plan, options)
+        return Subject(model_name(path), path, model_document(checkpoint), plan, options)
     finally:
         checkpoint.close()
 
 
 def subject_of(engine: "Engine") -> Subject:
     """The subject that a loaded engine is."""
+    from pocketllm.engine.weights.catalog import model_name
+
     checkpoint = engine.checkpoint
-    name = checkpoint_name(checkpoint.path)
-    return Subject(name, checkpoint.path, model_document(checkpoint), engine.plan, engine.options, engine)
-
-
-def checkpoint_name(path: Path) -> str:
-    """The catalog's name of a file, else the file's own without its suffix."""
-    from pocketllm.engine.weights.catalog import catalog_name
-
-    return catalog_name(path) or path.stem
+    return Subject(
+        model_name(checkpoint.path), checkpoint.path, model_document(checkpoint), engine.plan, engine.options, engine
+    )
 
 
 def model_document(checkpoint: "Checkpoint") -> dict[str, Any]:
     """The `model` part of a run document: digests of content, names without folders."""
+    from pocketllm.engine.weights.catalog import model_name
+
     files = [
         {"name": Path(file).name, "bytes": os.path.getsize(file), "sha256": file_sha256(Path(file))}
         for file in checkpoint.files
     ]
     template = checkpoint.metadata.get(TEMPLATE_PREFIX)
     return {
-        "name": checkpoint_name(checkpoint.path),
+        "name": model_name(checkpoint.path),
         "sha256": weights_sha256(str(file["sha256"]) for file in files),
         "architecture": checkpoint.architecture,
         "quant_types": sorted(checkpoint.quant_histogram()),

@@ -24,3 +24,11 @@ def find_family(architecture: str) -> ModelFamily:
     if name.replace("_", "-") not in known_architectures():
         raise LookupError(f"no model family {architecture!r}; known: {', '.join(known_architectures())}")
     return cast(ModelFamily, import_module(f"{families.__name__}.{name}").FAMILY)
+
+
+def family_or_reason(architecture: str) -> ModelFamily | str:
+    """The family of an architecture, or the sentence that says which ones there are."""
+    try:
+        return find_family(architecture)
+    except LookupError as error:
+        return str(error.args[0])

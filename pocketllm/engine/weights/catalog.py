@@ -21,6 +21,7 @@ __all__ = [
     "cache_dir",
     "catalog_name",
     "list_cached",
+    "model_name",
     "pull",
     "remove",
     "resolve_model",
@@ -94,6 +95,11 @@ def catalog_name(path: Path) -> str | None:
         if path.absolute() == cached_path(entry).absolute():
             return entry.name
     return None
+
+
+def model_name(path: Path) -> str:
+    """What a checkpoint's file is called: its name in the catalog, else its own without the suffix."""
+    return catalog_name(path) or path.stem
 
 
 def resolve_model(name: str, progress: Progress | None = None) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pocketllm.engine.weights import quant
-from pocketllm.engine.weights.catalog import catalog_name
+from pocketllm.engine.weights.catalog import model_name
 from pocketllm.engine.weights.checkpoint import Checkpoint
 from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import GGUFError
@@ -55,7 +55,7 @@ def inspect_checkpoint(checkpoint: Checkpoint, family: Family | str, problems: S
     tensor_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     missing = [*family_reasons(checkpoint, family), *type_reasons(checkpoint), *problems]
     return {
-        "name": catalog_name(checkpoint.path) or checkpoint.path.stem,
+        "name": model_name(checkpoint.path),
         "title": metadata.get("general.name"),
         "architecture": checkpoint.metadata.get("general.architecture"),
         "family": None if isinstance(family, str) else family.architecture,
