@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.errors import CheckpointError
 from pocketllm.golden.fixture import HardKey
 
 if TYPE_CHECKING:
@@ -103,27 +101,21 @@ def subject_of(engine: "Engine") -> Subject:
 def model_document(checkpoint: "Checkpoint") -> dict[str, Any]:
     """The `model` part of a run document: digests of content, names without folders."""
     from pocketllm.engine.weights.catalog import model_name
+    from pocketllm.engine.weights.checkpoint import file_sha256
 
     files = [
-        {"name": Path(file).name, "bytes": os.path.getsize(file), "sha256": file_sha256(Path(file))}
-        for file in checkpoint.files
+        {"name": file.name, "bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in checkpoint.files
     ]
     template = checkpoint.metadata.get(TEMPLATE_PREFIX)
     return {
         "name": model_name(checkpoint.path),
-        "sha256": weights_sha256(str(file["sha256"]) for file in files),
+        "sha256": checkpoint.sha256(),
         "architecture": checkpoint.architecture,
         "quant_types": sorted(checkpoint.quant_histogram()),
         "files": files,
         "tokenizer_sha256": tokenizer_sha256(checkpoint.metadata),
         "template_sha256": text_sha256(template) if isinstance(template, str) else None,
     }
-
-
-def weights_sha256(digests: Iterable[str]) -> str:
-    """Digest of a checkpoint: of its file, or of the digests of its shards in order."""
-    known = list(digests)
-    return known[0] if len(known) == 1 else text_sha256("\n".join(known))
 
 
 def tokenizer_sha256(metadata: Mapping[str, Any]) -> str:
@@ -144,22 +136,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         return value
     return [_plain(item) for item in value]
-
-
-_digests: dict[tuple[str, int, int], str] = {}
-
-
-def file_sha256(path: Path) -> str:
-    """Digest of a file; the same unchanged file is read once a process."""
-    try:
-        facts = path.stat()
-        key = (str(path), facts.st_size, facts.st_mtime_ns)
-        if key not in _digests:
-            with path.open("rb") as file:
-                _digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
-        return _digests[key]
-    except OSError as error:
-        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
 
 
 def text_sha256(text: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ class Checkpoint:
     def __init__(self, path: Path, parts: list[GGUFFile]) -> None:
         self.path = path
         self._parts = {part.path: part for part in parts}
-        self._sha256: dict[Path, str] = {}
         self.files: tuple[Path, ...] = tuple(self._parts)
         self.version = parts[0].version
         self.alignment = parts[0].alignment
@@ -67,16 +67,9 @@ class Checkpoint:
             totals[tensor.quant_type] = (count + 1, num_bytes + tensor.num_bytes)
         return dict(sorted(totals.items(), key=lambda item: (-item[1][1], item[0])))
 
-    def file_sha256(self, path: Path) -> str:
-        """SHA-256 of one of `files`, read once."""
-        if path not in self._sha256:
-            with path.open("rb") as file:
-                self._sha256[path] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._sha256[path]
-
     def sha256(self) -> str:
         """SHA-256 of the file; for a split checkpoint, of its files' hex digests in order, joined by newlines."""
-        digests = [self.file_sha256(path) for path in self.files]
+        digests = [file_sha256(path) for path in self.files]
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def close(self) -> None:
@@ -89,6 +82,22 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, read once a process as long as it does not change; CheckpointError when it cannot be read."""
+    try:
+        facts = path.stat()
+        return _sha256(path, facts.st_size, facts.st_mtime_ns)
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
+
+
+@cache
+def _sha256(path: Path, num_bytes: int, mtime_ns: int) -> str:
+    # size and time are asked for only to be part of the cache's key
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
