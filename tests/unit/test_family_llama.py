@@ -92,6 +92,11 @@ def test_every_absent_key_is_named_at_once() -> None:
             [2, 1],
             "llama.attention.head_count_kv is [2, 1]: layers of different sizes are not",
         ),
+        (
+            "attention.head_count_kv",
+            [[2], [2]],
+            "llama.attention.head_count_kv is [2]: it must be a whole number above 0",
+        ),
         ("attention.head_count_kv", 3, "4 query heads (llama.attention.head_count) cannot share 3 key heads"),
         ("attention.value_length", 8, "values of 8 beside keys of 16"),
         ("rope.dimension_count", 18, "llama.rope.dimension_count=18 must be even and at most the head's 16 values"),

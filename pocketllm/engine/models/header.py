@@ -39,7 +39,7 @@ class HeaderReader:
         value = self.metadata.get(f"{self.architecture}.{name}", default)
         if not is_list(value):
             return self._count(name, value)
-        if len(set(value)) != 1:
+        if not value or any(size != value[0] for size in value):
             return self._problem(name, value, "layers of different sizes are not supported")
         return self._count(name, value[0])
 
