@@ -56,6 +56,17 @@ def test_every_delta_of_a_real_text_is_whole(kind: str, text: str, request: pyte
     assert "".join(deltas).replace("\u2581", " ") == text.replace("\u2581", " ")
 
 
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_an_id_past_the_vocabulary_has_no_text(bpe: Tokenizer, skip_special: bool) -> None:
+    # a head may have more rows than the tokenizer has tokens, and every row can be drawn
+    detokenizer = Detokenizer(bpe, skip_special)
+    ids = bpe.encode("Hi", add_special=False)
+
+    padded = pieces(detokenizer, [bpe.vocab_size, *ids, bpe.vocab_size + 7])
+
+    assert padded == ["", *pieces(Detokenizer(bpe), ids)[:-1], "", ""]
+
+
 def test_a_character_of_four_bytes_comes_out_with_its_last_byte(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("🙂", add_special=False)[-4:]
 

@@ -12,7 +12,8 @@ class Detokenizer:
 
     All pushes and the flush joined are `tokenizer.decode` of the same ids with the same settings; bytes that cannot
     become a character come out as U+FFFD as soon as that is certain. `continues`: the ids continue a text, so that a
-    SentencePiece vocabulary's first space is kept.
+    SentencePiece vocabulary's first space is kept. An id past the vocabulary has no text: a model's head may be padded
+    with rows that no token belongs to, and they can be drawn.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, *, continues: bool = False) -> None:
@@ -23,7 +24,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is cut or the token is skipped."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        if token_id >= self._tokenizer.vocab_size or (self._skip_special and self._tokenizer.is_special(token_id)):
             return ""
         data = self._tokenizer.token_bytes(token_id)
         if self._strip and data:
