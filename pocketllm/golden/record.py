@@ -6,7 +6,6 @@ A recording runs in this process: three times the same request, with the logprob
 import math
 import os
 import shlex
-import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,10 +148,10 @@ def record(
     on_proposal: Callable[[Proposal], None] = lambda proposal: None,
 ) -> list[Proposal]:
     """Record requests on one loaded engine and write them as pending; RecordError where three repeats disagree."""
-    from pocketllm.evidence.provenance import collect
+    from pocketllm.evidence.provenance import code_facts
     from pocketllm.golden.entry_points.in_process import load
 
-    code = collect()["code"]
+    code = code_facts()
     provenance = {"command": shlex.join(command), "commit": code.get("commit"), "dirty": code.get("dirty")}
     proposals = []
     with load(subject) as llm:
@@ -283,19 +282,13 @@ def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) ->
 
 def tree_state(folder: Path) -> tuple[str | None, list[str]]:
     """Commit and changed files of the checkout around `folder`, `records/` apart; (None, []) outside a checkout."""
+    from pocketllm.evidence.provenance import git
+
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(place), *words], capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    top = git("rev-parse", "--show-toplevel")
+    top = git(place, "rev-parse", "--show-toplevel")
     if top is None:
         return None, []
-    place = Path(top.strip())
-    status = git("status", "--porcelain", "--", ".", ":(exclude)records") or ""
-    commit = git("rev-parse", "HEAD")
-    return commit.strip() if commit else None, [line[3:] for line in status.splitlines()]
+    root = Path(os.fsdecode(top.rstrip(b"\n")))
+    status = git(root, "status", "--porcelain", "--", ".", ":(exclude)records") or b""
+    commit = git(root, "rev-parse", "HEAD")
+    return commit.decode().strip() if commit else None, [os.fsdecode(line[3:]) for line in status.splitlines()]

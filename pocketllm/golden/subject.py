@@ -48,16 +48,14 @@ class Subject:
     @property
     def soft(self) -> dict[str, Any]:
         """Facts that may change without changing an answer."""
-        from pocketllm.evidence.provenance import collect
+        from pocketllm.evidence.provenance import package_versions
 
-        code = collect()["code"]
-        versions = {name: code["packages"][name] for name in ("torch", "numpy") if name in code["packages"]}
         return {
             "device": self.plan.device_name,
             "system": f"{platform.system()} {platform.machine()}",
             "threads": self.plan.options.get("threads"),
             "python": platform.python_version(),
-            **versions,
+            **package_versions(("torch", "numpy")),
         }
 
     def engine_flags(self) -> list[str]:
