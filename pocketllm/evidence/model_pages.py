@@ -54,10 +54,6 @@ class Source:
         """Whether weights are the model of that name: by digest where the catalog pins one."""
         return wanted == EVERY_MODEL or (sha256 == self.pinned[wanted] if wanted in self.pinned else name == wanted)
 
-    def rows_of(self, model: str) -> list[LadderRow]:
-        """Ladder rows of a model, or of all."""
-        return [row for row in self.rows if self.is_model(model, row.sha256, row.model)]
-
     def whole_ladder(self) -> list[LadderRow]:
         """All rows under the catalog's names, then catalog models that no record speaks of, as unproven."""
         found = [row.renamed(self.name_of(row.sha256, row.model)) for row in self.rows]

@@ -6,7 +6,6 @@ queries are dropped, the host of a URL that is not loopback is hashed.
 
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -202,14 +201,8 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------
-def machine_key(hard: Mapping[str, Any] | None = None) -> str:
-    """Digest of the hard facts: the same for every run on this hardware, and all that keys a history."""
-    facts = hard_facts() if hard is None else hard
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def hard_facts() -> dict[str, Any]:
-    """What only a screwdriver (or another allotment of cores) changes."""
+    """What only a screwdriver (or another allotment of cores) changes; a history holds runs whose facts are equal."""
     import psutil
 
     return readable(

@@ -34,11 +34,10 @@ def serve_command(options: Sequence[str] = ()) -> list[str]:
 class Server:
     """A server that was launched and has said it is ready; a context manager that stops it."""
 
-    def __init__(self, command: Sequence[str], url: str | None = None, ready_path: str = "/ready") -> None:
-        """Start `command`. `url` where it is known beforehand, else it is read from the server's own log."""
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start `command`; its address is read from its own log."""
         self._log = tempfile.NamedTemporaryFile(prefix="pocketllm-serve-", suffix=".log", delete=False)  # noqa: SIM115
-        self._ready_path = ready_path
-        self.url = url or ""
+        self.url = ""
         try:
             self._process = subprocess.Popen(
                 list(command),
@@ -59,10 +58,9 @@ class Server:
         """None while it runs."""
         return self._process.poll()
 
-    def wait_ready(self, timeout_s: float | None = None) -> "Server":
+    def wait_ready(self) -> "Server":
         """Block until it answers 200; NotJudgedError with the end of its log when it dies or takes too long."""
-        timeout_s = READY_TIMEOUT_S if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.exit_code is not None:
                 raise NotJudgedError(
@@ -72,7 +70,7 @@ class Server:
             if self.url and self._is_ready():
                 return self
             time.sleep(0.05)
-        raise NotJudgedError(f"the server was not ready after {timeout_s:g} s{self.log_tail()}")
+        raise NotJudgedError(f"the server was not ready after {READY_TIMEOUT_S:g} s{self.log_tail()}")
 
     def _announced_url(self) -> str:
         found = URL.search(self.log())
@@ -82,7 +80,7 @@ class Server:
         import httpx
 
         try:
-            return httpx.get(self.url + self._ready_path, timeout=5, trust_env=False).status_code == 200
+            return httpx.get(self.url + "/ready", timeout=5, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -129,17 +127,11 @@ class Server:
         self.stop()
 
 
-def launch(
-    command: Sequence[str],
-    *,
-    url: str | None = None,
-    ready_path: str = "/ready",
-    timeout_s: float | None = None,
-) -> Server:
+def launch(command: Sequence[str]) -> Server:
     """Start a server and wait until it is ready; one that never becomes so is stopped, and NotJudgedError says why."""
-    server = Server(command, url, ready_path)
+    server = Server(command)
     try:
-        return server.wait_ready(timeout_s)
+        return server.wait_ready()
     except BaseException:
         server.stop(timeout_s=5)
         raise

@@ -113,14 +113,6 @@ def test_a_fact_that_cannot_be_read_is_absent() -> None:
     assert found == {"cores": 2}
 
 
-def test_the_machine_key_depends_on_hard_facts_alone_and_on_all_of_them() -> None:
-    hard = {"cpu": "A", "cores_usable": 2}
-
-    assert provenance.machine_key(hard) == provenance.machine_key({"cores_usable": 2, "cpu": "A"})
-    assert provenance.machine_key(hard) != provenance.machine_key({**hard, "cores_usable": 4})
-    assert provenance.machine_key() == provenance.machine_key(provenance.hard_facts())
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small git checkout whose pocketllm/evidence/provenance.py is taken for the running one."""

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, TokenEvent
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
 from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unavailable
 from pocketllm.engine.serving.logprobs import (
@@ -241,6 +241,3 @@ class EventStream(Response):
             return  # the client has gone; leaving the watch has ended its requests
         finally:
             self._on_end()
-
-
-__all__ = ["Chunks", "EventStream", "Reply", "TokenEvent", "Usage", "as_event", "collect", "event_bytes"]
