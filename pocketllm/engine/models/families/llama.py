@@ -47,10 +47,6 @@ class LlamaShape:
     rope: RopeSpec
 
     @property
-    def attention(self) -> AttentionSpec:
-        return AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5)
-
-    @property
     def kv(self) -> KVSpec:
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, self.head_dim)
 
@@ -144,6 +140,8 @@ class LlamaModel:
     output_norm: Tensor
     head: Weight
     inv_freq: Tensor
+    rope_magnitude: float
+    attention: AttentionSpec
     kv_spec: KVSpec
     vocab_size: int
 
@@ -151,7 +149,7 @@ class LlamaModel:
         """Final hidden states, normed, of `batch.logit_rows`: [rows, hidden]."""
         ops = self.ops
         x = ops.embed(self.embedding, batch.input_ids)
-        angles = ops.rope_angles(self.inv_freq, batch.positions, rope_magnitude(self.shape.rope))
+        angles = ops.rope_angles(self.inv_freq, batch.positions, self.rope_magnitude)
         for number, layer in enumerate(self.layers):
             x = ops.add(
                 x, self.attend(number, layer, ops.rms_norm(x, layer.attn_norm, self.shape.eps), angles, batch, cache)
@@ -167,7 +165,7 @@ class LlamaModel:
         q = ops.rope(self.project(x, layer.q), angles, head_dim, RopeLayout.ADJACENT)
         k = ops.rope(self.project(x, layer.k), angles, head_dim, RopeLayout.ADJACENT)
         ops.store_kv(cache, number, k, self.project(x, layer.v), batch)
-        return self.project(ops.attention(q, cache, number, batch, self.shape.attention), layer.output)
+        return self.project(ops.attention(q, cache, number, batch, self.attention), layer.output)
 
     def feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
         """down(silu(gate x) · up x): [tokens, hidden] → the same."""
@@ -235,6 +233,8 @@ class LlamaFamily:
             output_norm=bind.vector("output_norm.weight"),
             head=embedding if tied else bind.matrix("output.weight"),
             inv_freq=ops.load_vector(inverse_frequencies(shape.rope, divisors)),
+            rope_magnitude=rope_magnitude(shape.rope),
+            attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
             kv_spec=shape.kv,
             vocab_size=shape.vocab_size,
         )
