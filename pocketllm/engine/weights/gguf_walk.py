@@ -239,10 +239,7 @@ class Reader:
         count = count if most is None else min(count, most)
         if element_type in SCALARS:
             _, dtype, width = SCALARS[element_type]
-            flat = np.frombuffer(self.buffer, np.uint8, count * width, position)
-            return flat.view(dtype).tolist() if width == 1 else flat.copy().view(
-                dtype
-            ).tolist(), position + count * width
+            return np.frombuffer(self.buffer, dtype, count, position).tolist(), position + count * width
         if element_type == STRING:
             return self.decode_strings(position, count, key)
         rows = []
