@@ -28,7 +28,8 @@ def listing(records: Sequence[Record]) -> list[str]:
         )
         for record in records
     ]
-    return table(("id", "started (UTC)", "kind", "where", "what came out"), rows, indent="")
+    lines = table(("id", "started (UTC)", "kind", "where", "what came out"), rows, indent="")
+    return [printable(line) for line in lines]
 
 
 def prefix_length(ids: Sequence[str]) -> int:

@@ -226,6 +226,16 @@ def test_a_record_whose_text_steers_terminals_is_shown_harmless(folder: Path) ->
     assert "gone" in text
 
 
+def test_a_list_of_records_whose_names_steer_terminals_is_shown_harmless(folder: Path) -> None:
+    with RecordWriter("golden", {"device_class": "cpu", "model": {"name": "\x1b[2Jgone"}}, record_dir()):
+        pass
+
+    text = call("ls").stdout
+
+    assert "\x1b" not in text
+    assert "gone" in text
+
+
 def test_an_interrupted_run_says_what_ended_it(folder: Path) -> None:
     with (
         pytest.raises(KeyboardInterrupt),
