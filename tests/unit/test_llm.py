@@ -176,6 +176,15 @@ def test_one_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
     assert llm.engine.loop.stats().num_steps == before
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler: a test run that a shell put in the background was started with SIGINT ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_cancels_what_generate_had_submitted(llm: LLM) -> None:
     pressed = []
 
@@ -193,6 +202,7 @@ def test_ctrl_c_cancels_what_generate_had_submitted(llm: LLM) -> None:
     assert signal.getsignal(signal.SIGINT) is previous
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = llm.engine.loop._runner
     finished = []
