@@ -177,6 +177,15 @@ def test_a_refusal_keeps_the_servers_words() -> None:
     assert [(item.status, item.error) for item in observed] == [(400, "too long")] * 2
 
 
+def test_a_refusal_that_is_no_utf_8_is_told_all_the_same() -> None:
+    with scripted_server(lambda path, body: (502, "Passerelle indisponible, réessayez".encode("latin-1"))) as url:
+        client = HttpClient(url, "m")
+        observed = [client.answer(CHAT), client.answer(CHAT, is_stream=True)]
+        client.close()
+
+    assert [(item.status, item.error) for item in observed] == [(502, "Passerelle indisponible, r\ufffdessayez")] * 2
+
+
 def test_a_server_that_is_not_there_is_not_judged() -> None:
     with scripted_server(lambda path, body: (200, b"")) as url:
         pass

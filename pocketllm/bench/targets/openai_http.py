@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.errors import NotJudgedError
+from pocketllm.golden.entry_points.http import error_text
 
 if TYPE_CHECKING:
     import httpx
 
 CONNECT_S = 5.0
 READ_S = 300.0
+MAX_ERROR_TEXT = 300
 SENDING = "http11.send_request_headers.started"
 """httpcore's name for the moment that a request begins to leave."""
 
@@ -191,7 +193,7 @@ class StreamReader:
         """The whole answer, to its end; errors land in the sample."""
         self.sample.http_status = answer.status_code
         if answer.status_code != 200:
-            self.sample.error = f"HTTP {answer.status_code}: {message_of(answer.read())}"
+            self.sample.error = f"HTTP {answer.status_code}: {error_text(answer.read())[:MAX_ERROR_TEXT]}"
             return
         for piece in answer.iter_bytes():
             stamp = time.perf_counter_ns()
@@ -220,7 +222,7 @@ class StreamReader:
     def take(self, event: dict[str, Any], stamp: int) -> None:
         """One event: an error, usage, timings, or tokens."""
         if event.get("error"):
-            self.sample.error = message_of(json.dumps(event).encode())
+            self.sample.error = error_text(json.dumps(event).encode())[:MAX_ERROR_TEXT]
         self._usage = event.get("usage") or self._usage
         self._timings = event.get("timings") or self._timings
         for choice in event.get("choices") or []:
@@ -261,12 +263,3 @@ class StreamReader:
             sample.chunk_ntok = []
         if sample.error is None and sample.finish is None:
             sample.error = "the stream ended without a finish reason"
-
-
-def message_of(body: bytes) -> str:
-    """The message inside an OpenAI error body, or the body's beginning."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)[:300]
-    except (ValueError, KeyError, TypeError):
-        return body[:300].decode("utf-8", "replace").strip()

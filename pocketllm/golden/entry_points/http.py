@@ -23,7 +23,7 @@ class HttpClient:
     def __init__(self, url: str, model: str, api_key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         import httpx
 
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         self.model = model
         self._wants_ids = True
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -73,7 +73,7 @@ class HttpClient:
         with self._transport():
             response = self._client.post(path, json=body)
         if response.status_code != 200:
-            return Observed(status=response.status_code, error=_error_text(response.text))
+            return Observed(status=response.status_code, error=error_text(response.content))
         return read_whole(_json(response.text))
 
     def _stream(
@@ -83,7 +83,7 @@ class HttpClient:
         reader = StreamReader()
         with self._transport(), self._client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                return Observed(status=response.status_code, error=_error_text(response.read().decode())), None
+                return Observed(status=response.status_code, error=error_text(response.read())), None
             for data in events(response.iter_lines()):
                 if reader.push(data) and first_s is None:
                     first_s = time.perf_counter()
@@ -97,7 +97,7 @@ class HttpClient:
         reader, seen = StreamReader(), 0
         with self._transport(), self._client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                return Observed(status=response.status_code, error=_error_text(response.read().decode()))
+                return Observed(status=response.status_code, error=error_text(response.read()))
             for data in events(response.iter_lines()):
                 seen += reader.push(data)
                 if seen >= num_chunks:
@@ -125,11 +125,16 @@ class HttpClient:
             raise NotJudgedError(f"{self.url} broke off: {error or type(error).__name__}") from error
 
 
+def base_url(url: str) -> str:
+    """An address without the `/v1` that clients are often given with it."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def served_model(url: str, api_key: str | None = None) -> str:
     """The only model a server lists; NotJudgedError when it cannot be had, OptionError when there are several."""
     import httpx
 
-    base = url.rstrip("/").removesuffix("/v1")
+    base = base_url(url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         response = httpx.get(f"{base}/v1/models", headers=headers, timeout=30, trust_env=False)
@@ -170,7 +175,7 @@ class StreamReader:
             return False
         chunk = _json(data)
         if "error" in chunk:
-            raise SchemaError(f"error in the stream: {_error_text(data)}")
+            raise SchemaError(f"error in the stream: {error_text(data.encode())}")
         self._usage = chunk.get("usage") or self._usage
         carried = False
         for choice in chunk.get("choices") or ():
@@ -248,10 +253,10 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
-def _error_text(text: str) -> str:
+def error_text(body: bytes) -> str:
     """The message of an OpenAI error body, or the beginning of whatever it is."""
     try:
-        error = json.loads(text)["error"]
+        error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return text[:200]
+        return body[:300].decode("utf-8", "replace").strip()
