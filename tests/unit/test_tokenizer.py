@@ -307,6 +307,31 @@ def test_a_header_that_contradicts_itself_is_refused_by_the_name_of_the_key(
         Tokenizer.from_metadata(bpe_metadata(**changes))
 
 
+def test_a_merge_longer_than_every_token_is_refused() -> None:
+    # tokenizers panics on it, and a panic is no Exception
+    tokens, types = [*map(chr, range(97, 123))], [1] * 26
+    with pytest.raises(CheckpointError, match=r"merges does not fit tokenizer\.ggml\.tokens: 'a' 'b' needs 'ab', which"):
+        Tokenizer.from_metadata(bpe_metadata(tokens=tokens, token_type=types, merges=["a b"]))
+
+
+@pytest.mark.parametrize("token", ["<0x4", "<0xZZ>", "", "byte"])
+def test_a_byte_token_must_spell_its_byte(token: str) -> None:
+    tokens = list(SP["vocabulary"]["tokens"])
+    index = SP["vocabulary"]["token_type"].index(6)
+    tokens[index] = token
+    with pytest.raises(CheckpointError, match=rf"tokens\[{index}\] is '{token}', but its type says byte"):
+        Tokenizer.from_metadata(sp_metadata(tokens=tokens))
+
+
+def test_a_piece_as_long_as_the_file_is_no_work() -> None:
+    tokens = list(SP["vocabulary"]["tokens"])
+    tokens[SP["vocabulary"]["token_type"].index(1)] = "q" * 300_000
+    start_s = time.perf_counter()
+    Tokenizer.from_metadata(sp_metadata(tokens=tokens))
+
+    assert time.perf_counter() - start_s < 2.0  # 10 s where every cut is tried
+
+
 def test_scores_are_needed_where_they_decide() -> None:
     for scores in (None, [], [1.0]):
         with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores"):

@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 from pocketllm.engine.text.token_scanner import TokenScanner
-from pocketllm.engine.text.vocabulary import TokenType, Vocabulary
+from pocketllm.engine.text.vocabulary import TokenType, Vocabulary, check_merges
 from pocketllm.errors import CheckpointError
 
 _RAW = (TokenType.CONTROL, TokenType.USER_DEFINED)
@@ -67,6 +67,7 @@ def _build(vocabulary: Vocabulary) -> Any:
         # a token that merging cannot reach is left out where plain text must not become it
         if token and (kind not in _RAW or token in merged)
     }
+    check_merges(vocabulary.merges, ids)
     try:
         bpe = models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=vocabulary.pre.ignore_merges)
     except Exception as error:  # tokenizers raises no narrower class

@@ -3,10 +3,11 @@
 Kind llama is merged by score; kind gemma4 has a table of merges, and never merges across the end of a run of newlines.
 """
 
+from bisect import bisect_left
 from typing import Any
 
 from pocketllm.engine.text.token_scanner import TokenScanner
-from pocketllm.engine.text.vocabulary import TokenType, Vocabulary
+from pocketllm.engine.text.vocabulary import TokenType, Vocabulary, check_merges
 from pocketllm.errors import CheckpointError
 
 SPACE = "\u2581"
@@ -59,6 +60,7 @@ def _build(vocabulary: Vocabulary) -> Any:
             f"tokenizer.ggml.tokens lacks the byte token <0x{missing[0]:02X}> and there is no unknown token "
             "(tokenizer.ggml.unknown_token_id): some text could not be encoded"
         )
+    check_merges(vocabulary.merges, ids)
     merges = vocabulary.merges or _merges(vocabulary)
     try:
         bpe = models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=not missing)
@@ -80,9 +82,12 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     normal = [index for index, kind in enumerate(types) if kind == TokenType.NORMAL]
     ranked = [tokens[index] for index in sorted(normal, key=scores.__getitem__, reverse=True)]
     pieces = set(ranked)
+    # only cuts at which pieces end: trying every place of a piece as long as the file would take the square of its size
+    lengths = set(map(len, pieces))
+    ascending = sorted(lengths)
     return [
         (left, right)
         for piece in ranked
-        for cut in range(1, len(piece))
-        if (left := piece[:cut]) in pieces and (right := piece[cut:]) in pieces
+        for cut in ascending[: bisect_left(ascending, len(piece))]
+        if len(piece) - cut in lengths and (left := piece[:cut]) in pieces and (right := piece[cut:]) in pieces
     ]

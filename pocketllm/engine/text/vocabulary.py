@@ -155,9 +155,15 @@ def _types(metadata: Mapping[str, Any], tokens: list[str], is_sentencepiece: boo
     if unknown:
         index = next(i for i, value in enumerate(types) if value in unknown)
         raise CheckpointError(f"tokenizer.ggml.token_type[{index}] is {types[index]}, expected 0 to {max(TokenType)}")
-    if types:
-        return list(types)
     is_byte = _BYTE_TOKEN.fullmatch if is_sentencepiece else (lambda token: None)
+    if types:
+        for index, kind in enumerate(types):
+            if kind == TokenType.BYTE and is_sentencepiece and not is_byte(tokens[index]):
+                raise CheckpointError(
+                    f"tokenizer.ggml.tokens[{index}] is {tokens[index]!r:.60}, but its type says byte: expected <0x00> "
+                    "to <0xFF>"
+                )
+        return list(types)
     return [TokenType.BYTE if is_byte(token) else TokenType.NORMAL for token in tokens]
 
 
@@ -186,6 +192,17 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         index = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or not all(pair))
         raise CheckpointError(f"tokenizer.ggml.merges[{index}] is {merges[index]!r}, expected two tokens and one space")
     return pairs
+
+
+def check_merges(merges: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> None:
+    """CheckpointError unless every merge makes one token of two; tokenizers may panic where one does not."""
+    for left, right in merges:
+        for text in (left, right, left + right):
+            if text not in ids:
+                raise CheckpointError(
+                    f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {left!r:.60} {right!r:.60} needs "
+                    f"{text!r:.60}, which is no token of the text"
+                )
 
 
 def _pre_tokenizer(name: Any) -> PreTokenizer:
