@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 """Columns in a pipe; a terminal has its own."""
+MIN_VALUE_WIDTH = 26
+"""Columns beside the names, which are folded where they would leave less."""
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -118,6 +120,7 @@ def page(report: dict[str, Any], with_tensors: bool) -> str:
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)
     for title, body in sections(report, with_tensors):
+        body.columns[0].max_width = max(width - MIN_VALUE_WIDTH, MIN_VALUE_WIDTH)
         console.print(title)
         console.print(body)
         console.print()
@@ -205,8 +208,9 @@ def tensors_table(report: dict[str, Any]) -> "Table":
 def facts(rows: list[tuple[str, str]]) -> "Table":
     """Two columns: what, and how much."""
     table = grid(headed=False)
+    table.expand = True
     table.add_column("what", overflow="fold")
-    table.add_column("value", overflow="fold")
+    table.add_column("value", overflow="fold", ratio=1)  # what the names leave: a name in one piece can be searched for
     for name, value in rows:
         table.add_row(printable(name), value)
     return table

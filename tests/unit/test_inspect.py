@@ -229,6 +229,13 @@ def test_the_page_fits_80_columns_and_says_what_is_missing(tmp_path: Path) -> No
     assert "(500 characters)" in " ".join(result.stdout.split())
 
 
+def test_a_long_key_stays_in_one_piece_beside_a_long_value(tmp_path: Path) -> None:
+    key = "foo__attention__layer_norm_rms_epsilon_of_the_indexer"
+    names = {key: 1e-6, "general__description": "word " * 100}
+    path = write_checkpoint(tmp_path / "x.gguf", {"a": np.ones(4, np.float32)}, "foo", **names)
+    assert key.replace("__", ".") in run(str(path)).stdout
+
+
 def test_tensors_are_listed_only_when_asked(tiny_gguf: Path) -> None:
     assert "blk.0.attn_q.weight" not in run(str(tiny_gguf)).stdout
     assert "blk.0.attn_q.weight" in run(str(tiny_gguf), "--tensors").stdout
