@@ -1,7 +1,6 @@
 """The report reads a document and nothing else; these are built by scripted runs."""
 
 import copy
-import doctest
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,7 +144,3 @@ def test_a_plan_shows_every_block_and_the_power() -> None:
     assert "2 blocks, 4 slots" in text
     assert "sd 1.0 %: 0.9 %" in text
     assert text.endswith("nothing was run")
-
-
-def test_the_examples_of_the_report_are_true() -> None:
-    assert doctest.testmod(report).failed == 0

@@ -1,4 +1,3 @@
-import doctest
 from collections import Counter
 
 import pytest
@@ -98,7 +97,3 @@ def test_a_tight_budget_gives_up_requests_before_blocks() -> None:
 
     assert fitted is not None
     assert (fitted.blocks, fitted.requests) == (12, 1)
-
-
-def test_the_examples_in_the_schedule_are_true() -> None:
-    assert doctest.testmod(schedule).failed == 0
