@@ -310,7 +310,7 @@ def test_a_header_that_contradicts_itself_is_refused_by_the_name_of_the_key(
 def test_a_merge_longer_than_every_token_is_refused() -> None:
     # tokenizers panics on it, and a panic is no Exception
     tokens, types = [*map(chr, range(97, 123))], [1] * 26
-    with pytest.raises(CheckpointError, match=r"merges does not fit tokenizer\.ggml\.tokens: 'a' 'b' needs 'ab', which"):
+    with pytest.raises(CheckpointError, match=r"merges does not fit .*: 'a' 'b' needs 'ab', which is no token"):
         Tokenizer.from_metadata(bpe_metadata(tokens=tokens, token_type=types, merges=["a b"]))
 
 
