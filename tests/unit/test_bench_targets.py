@@ -17,8 +17,10 @@ from pocketllm.bench.arm import make_arms
 from pocketllm.bench.scenarios.prompts import make_ask, prompt_text
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget, StreamReader
-from pocketllm.bench.targets.rig import open_rig
+from pocketllm.bench.targets.rig import has_tensors_of, open_rig
 from pocketllm.engine.options import EngineOptions
+from pocketllm.engine.plan import histogram
+from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import NotJudgedError, OptionError
 
 ASK = Ask("x", (1, 2, 3, 4), "one two three four", 3)
@@ -343,3 +345,13 @@ def test_a_prompt_that_does_not_fit_the_context_is_a_request_error(tiny_gguf: Pa
 
     assert sample.error is not None
     assert "32" in sample.error
+
+
+def test_a_server_with_other_tensors_than_the_named_file_is_no_proof_of_that_file(tiny_gguf: Path) -> None:
+    with open_checkpoint(tiny_gguf) as checkpoint:
+        told = json.loads(json.dumps(histogram(checkpoint)))
+        other = {name: {**entry, "bytes": entry["bytes"] + 1} for name, entry in told.items()}
+
+        assert has_tensors_of(checkpoint, {"quant_types": told})
+        assert not has_tensors_of(checkpoint, {"quant_types": other})
+        assert not has_tensors_of(checkpoint, {})

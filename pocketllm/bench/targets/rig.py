@@ -10,6 +10,7 @@ from pocketllm.bench.targets.contract import Target
 if TYPE_CHECKING:
     from pocketllm.engine.load import Engine
     from pocketllm.engine.options import EngineOptions
+    from pocketllm.engine.weights.checkpoint import Checkpoint
 
 Say = Callable[[str], None]
 
@@ -25,6 +26,7 @@ class Rig:
     device_class: str = "cpu"
     engine: "Engine | None" = None
     served: bool = False
+    """Whether the baseline is our own server, with the checkpoint that `model` names."""
     on_close: Callable[[], None] = lambda: None
 
     def fingerprints(self) -> dict[str, str]:
@@ -83,9 +85,18 @@ def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
         model=model_document(checkpoint),
         device_class=device_class_of(baseline.describe().get("plan") or {}),
-        served=baseline.is_ours,
+        served=baseline.is_ours and has_tensors_of(checkpoint, baseline.describe().get("plan") or {}),
         on_close=checkpoint.close,
     )
+
+
+def has_tensors_of(checkpoint: "Checkpoint", plan: Mapping[str, Any]) -> bool:
+    """Whether a served plan counts the tensors and bytes of this file, by quant type: as much as a server tells of it.
+
+    A record names the file of `--model`; what another file did behind an address proves nothing about that one.
+    """
+    found = {name: {"tensors": count, "bytes": size} for name, (count, size) in checkpoint.quant_histogram().items()}
+    return plan.get("quant_types") == found
 
 
 def device_class_of(plan: Mapping[str, Any]) -> str:
