@@ -108,7 +108,7 @@ def bench(
     )
     from pocketllm.bench.arm import make_arms
 
-    check_gates(fail_on, require, no_null)
+    check_gates(fail_on, require, no_null, len(arms))
     chosen = pick_scenario(scenario, input_len, output_len)
     arm_set = make_arms(arms, options, baseline, with_null=not no_null)
     margins = parse_margins(margin, chosen, arm_set)
@@ -179,7 +179,7 @@ def show_plan(
 
 
 # -- reading the flags -------------------------------------------------------------------------------------------------
-def check_gates(fail_on: str | None, require: str | None, no_null: bool) -> None:
+def check_gates(fail_on: str | None, require: str | None, no_null: bool, num_arms: int) -> None:
     """Refuse gates that are unknown, or that have no verdict to read."""
     from pocketllm.bench.verdict import Require
     from pocketllm.errors import OptionError
@@ -191,6 +191,8 @@ def check_gates(fail_on: str | None, require: str | None, no_null: bool) -> None
         raise OptionError(f"--require {require!r}: known is {', '.join(known)}")
     if no_null and (fail_on or require):
         raise OptionError("--no-null gives no verdict, so --fail-on and --require have nothing to read")
+    if num_arms < 2 and (fail_on or require):
+        raise OptionError("one arm and its null arm give no verdict, so --fail-on and --require have nothing to read")
 
 
 def pick_scenario(name: str, input_len: int | None, output_len: int | None) -> "Scenario":

@@ -98,6 +98,7 @@ def test_a_plan_knows_minutes_from_the_last_record(bench: Bench) -> None:
         (["--arms", "base", "--fail-on", "faster"], 2, "the one gate is `slower`"),
         (["--arms", "base", "--require", "faster"], 2, "same-or-faster"),
         (["--arms", "base", "--arms", "b:reserve=0.5", "--no-null", "--fail-on", "slower"], 2, "nothing to read"),
+        (["--arms", "base", "--require", "same-or-faster"], 2, "nothing to read"),
         (["--arms", "b:cmd=llama-server"], 2, "does not have"),
         (["--arms", "base", "--prefill-chunk", "0"], 2, "must be at least 1"),
         (["--arms", "base", "--model", "missing.gguf"], 2, "missing.gguf"),
