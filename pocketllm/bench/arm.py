@@ -208,7 +208,9 @@ def check_distinct(arms: Sequence[Arm], options: EngineOptions) -> None:
         if arm.name in seen_names:
             raise OptionError(f"two arms are called {arm.name!r}")
         seen_names.add(arm.name)
-        effective = replace(options, **arm.options)  # raises OptionError for a value out of range
+        said = dict.fromkeys(arm.options, f"--arms {arm.name}")
+        # raises OptionError for a value out of range
+        effective = replace(options, **arm.options, sources={**options.sources, **said})
         key = f"{arm.url} {sorted(effective.as_dict().items(), key=str)}"
         if key in seen:
             raise OptionError(

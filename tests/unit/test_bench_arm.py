@@ -98,7 +98,7 @@ def test_servers_are_attached_and_the_null_is_the_same_address() -> None:
         (["a", "b:url=http://h:1"], {}, "serve both"),
         (["a"], {"with_null": False}, "nothing to compare"),
         (["a", "b:prefill_chunk=2"], {"baseline": "c"}, "is not an arm; arms: a, b"),
-        (["a", "b:prefill_chunk=0"], {}, "must be at least 1"),
+        (["a", "b:prefill_chunk=0"], {}, r"prefill_chunk=0 \(--arms b\) must be at least 1"),
         (["a", "b:watermark=2"], {}, "between 0 and 1"),
         (["a", "b:max_num_batched_tokens=4"], {}, "below max_num_seqs"),
     ],
