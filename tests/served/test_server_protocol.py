@@ -50,7 +50,8 @@ def test_a_model_name_may_hold_slashes_and_have_aliases(serve: Any) -> None:
     assert server.client.get("/v1/models/org/model").json()["id"] == "org/model"
     assert server.complete("a", model="alias")["model"] == "alias"
     assert server.complete("a")["model"] == "org/model"
-    refusal(server.post(COMPLETIONS, prompt="a", model="scripted"), 404)
+    refused = refusal(server.post(COMPLETIONS, prompt="a", model="scripted"), 404)
+    assert refused["message"] == "the model 'scripted' is not served here; served: org/model, alias"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Server:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise RefusedError(model_not_found(name))
+            raise RefusedError(model_not_found(name, self.names))
         return name
 
     def card(self, name: str, engine: ServedEngine) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,8 @@ def engine_failure(request_id: str) -> Failure:
     return Failure(500, f"the engine failed on request {request_id}", "server_error", code="engine_error")
 
 
-def model_not_found(name: str) -> Failure:
-    """404 for a model that is not served; the name is quoted, never opened."""
+def model_not_found(name: str, served: Sequence[str]) -> Failure:
+    """404 for a model that is not served, with those that are; the name is quoted, never opened."""
     shown = name if len(name) <= 100 else name[:100] + "…"
-    return Failure(404, f"the model {shown!r} is not served here", param="model", code="model_not_found")
+    message = f"the model {shown!r} is not served here; served: {', '.join(served)}"
+    return Failure(404, message, param="model", code="model_not_found")
