@@ -129,10 +129,13 @@ def _complaints(answer: Answer, observed: Observed) -> list[tuple[str, str]]:
 
 
 def _compare_text(answer: Answer, observed: Observed, complaints: list[tuple[str, str]]) -> Outcome:
-    """Without ids equal text is as much as can be said, and different text cannot be classified."""
+    """Without ids equal text is as much as can be said, and different text cannot be classified.
+
+    How many tokens a server counts that shows none is its own affair: some leave out the one that ended the answer.
+    """
     if observed.text == answer.expected.text:
-        usage = [detail for what, detail in complaints if what == "finish reason"]
-        return Regression("finish reason", usage[0]) if usage else Identical("text")
+        endings = [detail for what, detail in complaints if what == "finish reason"]
+        return Regression("finish reason", endings[0]) if endings else Identical("text")
     return NotJudged(f"cannot classify without token ids: {complaints[-1][1]}")
 
 
