@@ -196,9 +196,7 @@ def parse_case(text: str, where: str) -> Case:
     file.literal("schema", SCHEMA)
     name, purpose = file.text("case"), file.text("purpose")
     kind = file.choice("kind", KINDS)
-    messages = tuple(
-        _message(file.child("messages", item)) for item in file.objects("messages", optional=kind != "chat")
-    )
+    messages = parse_messages(file, optional=kind != "chat")
     prompt = file.text("prompt") if kind == "completion" else ""
     if kind == "chat" and not messages:
         raise file.error("messages", "a chat needs at least one message")
@@ -241,6 +239,11 @@ def check_paths(file: Fields, case: Case) -> None:
             raise file.error("paths", "`generate --chat` takes one user message, this case has others")
         if "stop_token_ids" in case.sampling:
             raise file.error("paths", "`generate` has no stop_token_ids: leave this case to the other entry points")
+
+
+def parse_messages(file: Fields, optional: bool) -> tuple[dict[str, str], ...]:
+    """The messages of a case, none where they may be absent; RecordError names the key."""
+    return tuple(_message(file.child("messages", item)) for item in file.objects("messages", optional))
 
 
 def _message(item: Fields) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pocketllm.golden.fixture import (
     Expected,
     Position,
     check_paths,
+    parse_messages,
     parse_path,
     parse_sampling,
 )
@@ -117,15 +118,11 @@ def request(name: str, table: Any, where: str) -> Case:
         raise RecordError(f"{where}: {name}: must be a table")
     kind = "chat" if "messages" in table else "completion"
     file = Fields(table, f"{where}: [{name}]")
-    messages = [file.child("messages", item) for item in file.objects("messages", optional=kind == "completion")]
-    chat = tuple({"role": item.text("role"), "content": item.text("content")} for item in messages)
-    for item in messages:
-        item.end()
     case = Case(
         name=name,
         purpose=file.text("purpose"),
         kind="chat" if kind == "chat" else "completion",
-        messages=chat,
+        messages=parse_messages(file, optional=kind == "completion"),
         prompt=file.text("prompt") if kind == "completion" else "",
         sampling=parse_sampling(file.child("sampling", file.object("sampling"))),
         paths=tuple(

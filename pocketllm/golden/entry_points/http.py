@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from pocketllm.errors import NotJudgedError, OptionError
@@ -55,8 +56,8 @@ class HttpClient:
                 observed, first_s = self._whole(path, body), None
         except SchemaError as error:
             observed, first_s = Observed(error=str(error)), None
-        times = {"ttft_s": first_s - sent_s if first_s else None, "e2el_s": time.perf_counter() - sent_s}
-        return Observed(**{**observed.__dict__, **times})
+        ttft_s = first_s - sent_s if first_s else None
+        return replace(observed, ttft_s=ttft_s, e2el_s=time.perf_counter() - sent_s)
 
     def request(self, case: Case, is_stream: bool, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Path and body of a case."""
@@ -139,6 +140,8 @@ def served_model(url: str, api_key: str | None = None) -> str:
     try:
         response = httpx.get(f"{base}/v1/models", headers=headers, timeout=30, trust_env=False)
         names = [str(entry["id"]) for entry in response.json()["data"]]
+    except httpx.ConnectError as error:
+        raise NotJudgedError(f"{base} does not answer: {error}; is the server running?") from error
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise NotJudgedError(f"{base} does not list its models ({type(error).__name__}: {error})") from error
     except httpx.InvalidURL as error:
