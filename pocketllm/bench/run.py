@@ -190,7 +190,7 @@ class Run:
         try:
             writer.append(self.rows)
             self.measure(slots, fitted, writer.append, start)
-            self.checks += validity.changed(before, self.rig.fingerprints())
+            self.checks += validity.changed(before, self.rig.last_fingerprints())
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:

@@ -151,12 +151,14 @@ def order_checks(metric: str, arm: str, fit: Fit, k: int, margin: float) -> list
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[Check]:
-    """V12: a target is not what it was when the run began."""
-    arms = [arm for arm, digest in before.items() if after.get(arm) != digest]
-    if not arms:
+    """V12: a target is not what it was when the run began, or no longer there (it has no digest then)."""
+    gone = [arm for arm in before if arm not in after]
+    other = [arm for arm, digest in before.items() if arm in after and after[arm] != digest]
+    if not gone and not other:
         return []
-    text = f"weights, plan or served model of {', '.join(arms)} changed mid-run"
-    return [Check("V12", Severity.RUN, float(len(arms)), text)]
+    parts = [f"weights, plan or served model of {', '.join(other)} changed mid-run"] if other else []
+    parts += [f"{', '.join(gone)} no longer answered at the end"] if gone else []
+    return [Check("V12", Severity.RUN, float(len(gone) + len(other)), "; ".join(parts))]
 
 
 def unsteady(values: Sequence[float]) -> Check:

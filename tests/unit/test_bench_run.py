@@ -140,6 +140,25 @@ def test_an_arm_that_dies_leaves_nothing_to_judge(tmp_path: Path) -> None:
     assert code_of(outcome) == 3
 
 
+def test_an_arm_that_is_gone_at_the_end_leaves_a_whole_record_that_says_so(tmp_path: Path) -> None:
+    def gone() -> str:
+        if target.asked[8:]:
+            raise NotJudgedError("connection refused")
+        return "same"
+
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
+    target = rig.targets["b"]
+    assert isinstance(target, FakeTarget)
+    target.fingerprint = gone  # type: ignore[method-assign]
+    outcome = run(tmp_path, rig=rig)
+
+    assert [c["detail"] for c in outcome.document["checks"] if c["code"] == "V12"] == [
+        "b no longer answered at the end"
+    ]
+    assert read_record(outcome.path).complete
+    assert code_of(outcome) == 3
+
+
 def test_an_arm_that_is_dead_from_the_start_is_not_judged(tmp_path: Path) -> None:
     def dead(number: int, ask: Ask, sample: Sample) -> None:
         sample.error = "connection refused"

@@ -1,11 +1,13 @@
 """The targets of one run, opened: an engine loaded once with a sibling loop an arm, or a client an endpoint."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pocketllm.bench.arm import ArmSet, Isolation
 from pocketllm.bench.targets.contract import Target
+from pocketllm.errors import NotJudgedError
 
 if TYPE_CHECKING:
     from pocketllm.engine.load import Engine
@@ -31,6 +33,14 @@ class Rig:
 
     def fingerprints(self) -> dict[str, str]:
         return {name: target.fingerprint() for name, target in self.targets.items()}
+
+    def last_fingerprints(self) -> dict[str, str]:
+        """Fingerprints after the last slot; a target that no longer answers has none."""
+        found = {}
+        for name, target in self.targets.items():
+            with suppress(NotJudgedError):
+                found[name] = target.fingerprint()
+        return found
 
     def close(self) -> None:
         for target in self.targets.values():
