@@ -76,7 +76,7 @@ class Analysis:
 
     @property
     def null_valid(self) -> bool:
-        """Whether a null arm ran and nothing was found between A and A."""
+        """Whether the run is valid and had a null arm: then nothing was found between A and A."""
         has_null = any(result.role is Role.NULL for result in self.results)
         return self.valid and has_null
 

@@ -81,7 +81,8 @@ class EngineTarget:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def close(self) -> None:
-        """Nothing of its own: the run closes the engine whose weights all arms share."""
+        """End this arm's loop; the run closes the engine whose weights all arms share."""
+        self.engine.close()
 
 
 def complete(sample: Sample, end: Any, ids: list[int], stamps: list[int]) -> Sample:

@@ -42,7 +42,8 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
         result = gate_url(target.url, target.model, options)
     elif rig.engine is not None:
         # a loop of its own, so that the timed ones have seen nothing yet
-        result = gate(rig.engine.sibling(**arm.options))
+        with rig.engine.sibling(**arm.options) as engine:
+            result = gate(engine)
     else:
         return GateAnswer(GateState.ABSENT, "tokens not compared: no engine")
     match result.outcome:
