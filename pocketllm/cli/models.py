@@ -81,7 +81,7 @@ def show(name: Name, records: Records = RECORDS, as_json: AsJson = False) -> Non
         about = (
             ("description", entry.description),
             ("license", entry.license),
-            ("size", f"{entry.num_bytes / 1e6:.1f} MB"),
+            ("size", megabytes(entry.num_bytes)),
         )
         print_lines(facts(*about, ("cached", str(cached) if cached else f"no: pocketllm models pull {name}")))
     for row in rows:
@@ -184,7 +184,7 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         write_json([{"name": model.name, "bytes": model.num_bytes, "path": str(model.path)} for model in cached])
         return
-    cells = [(model.name, f"{model.num_bytes / 1e6:.1f} MB", model.path.name) for model in cached]
+    cells = [(model.name, megabytes(model.num_bytes), model.path.name) for model in cached]
     print_lines(table(("model", "size", "file"), cells, indent=""))
     say(f"cache: {cache_dir()}")
     others = [name for name in CATALOG if name not in {model.name for model in cached}]
@@ -200,7 +200,12 @@ def rm(name: Name, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not
     if size is not None and not yes:
         if not sys.stdin.isatty():
             raise OptionError(f"removing {name} wants a yes and nobody can be asked here; add --yes")
-        if not typer.confirm(f"remove {name} ({size / 1e6:.1f} MB) from the cache?", err=True):
+        if not typer.confirm(f"remove {name} ({megabytes(size)}) from the cache?", err=True):
             say(f"{name} stays in the cache")
             return
-    say(f"{name}: {remove(name) / 1e6:.1f} MB freed")
+    say(f"{name}: {megabytes(remove(name))} freed")
+
+
+def megabytes(num_bytes: int) -> str:
+    """A download's size, in the unit that package indexes use."""
+    return f"{num_bytes / 1e6:.1f} MB"
