@@ -278,7 +278,10 @@ def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) ->
 
 
 def tree_state(folder: Path) -> tuple[str | None, list[str]]:
-    """Commit and changed files of the checkout around `folder`, `records/` apart; (None, []) outside a checkout."""
+    """Commit and changed files of the checkout around `folder`, `records/` apart; (None, []) outside a checkout.
+
+    RecordError when git cannot tell: a tree that may be dirty is not clean.
+    """
     from pocketllm.evidence.provenance import git
 
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
@@ -286,6 +289,8 @@ def tree_state(folder: Path) -> tuple[str | None, list[str]]:
     if top is None:
         return None, []
     root = Path(os.fsdecode(top.rstrip(b"\n")))
-    status = git(root, "status", "--porcelain", "--", ".", ":(exclude)records") or b""
+    status = git(root, "status", "--porcelain", "--", ".", ":(exclude)records")
+    if status is None:
+        raise RecordError("git does not tell whether the tree is clean: see what `git status` says, then accept again")
     commit = git(root, "rev-parse", "HEAD")
     return commit.decode().strip() if commit else None, [os.fsdecode(line[3:]) for line in status.splitlines()]

@@ -185,6 +185,13 @@ def test_a_dirty_tree_accepts_nothing_but_records_do_not_count(
     assert len(accept(subject, proposed, ["new"], "x", is_ci=False)) == 2
 
 
+def test_a_tree_that_git_cannot_judge_is_not_clean(subject: Subject, proposed: FixtureFolder, tmp_path: Path) -> None:
+    (tmp_path / ".git" / "index").write_text("damaged")
+
+    with pytest.raises(RecordError, match="git does not tell"):
+        accept(subject, proposed, ["new"], "x", is_ci=False)
+
+
 @pytest.mark.parametrize(
     ("provenance", "message"),
     [({"dirty": True}, "recorded from a dirty tree"), ({"commit": "0" * 40}, "recorded at commit 0000000000")],
