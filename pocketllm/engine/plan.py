@@ -105,17 +105,7 @@ def make_plan(
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
         kv_bytes=memory.num_blocks * options.block_size * per_token,
-        limits=Limits(
-            max_model_len=memory.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            prefill_chunk=options.prefill_chunk,
-            block_size=options.block_size,
-            num_blocks=memory.num_blocks,
-            watermark=options.watermark,
-            reserve=options.reserve,
-            max_queued_requests=options.max_queued_requests,
-        ),
+        limits=make_limits(options, memory),
         notes=(*notes, *memory.notes, *width_notes(options, capability)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
@@ -220,6 +210,21 @@ def plan_memory(
             f"{options.max_num_seqs}; shorter ones share it"
         )
     return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons))
+
+
+def make_limits(options: EngineOptions, memory: MemoryPlan) -> Limits:
+    """What was asked for, at the context and cache size that it became."""
+    return Limits(
+        max_model_len=memory.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        prefill_chunk=options.prefill_chunk,
+        block_size=options.block_size,
+        num_blocks=memory.num_blocks,
+        watermark=options.watermark,
+        reserve=options.reserve,
+        max_queued_requests=options.max_queued_requests,
+    )
 
 
 def gib(num_bytes: int) -> str:
