@@ -169,7 +169,7 @@ def null_history(
 ) -> dict[str, list[float]]:
     """ln ratios of past null arms by metric: same hard machine facts, scenario, isolation, lengths and n.
 
-    `key` holds scenario, isolation, blocks, target and workload lengths; a record that cannot be read is passed over.
+    `key` is what `history_key` says of this run; a record that cannot be read is passed over.
     """
     from pocketllm.evidence.store import list_records
 
@@ -189,6 +189,7 @@ def history_key(document: Mapping[str, Any]) -> dict[str, Any]:
     workload = document.get("workload") or {}
     arms = document.get("arms") or [{}]
     return {
+        "rules_version": document.get("rules_version"),
         "scenario": document.get("scenario"),
         "isolation": document.get("isolation"),
         "blocks": len(document.get("schedule") or ()),
