@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.golden.compare import Identical, Outcome, Regression, Unrecorded
+from pocketllm.golden.compare import Identical, NotJudged, Outcome, Regression, Unrecorded
 from pocketllm.golden.verify import Report, Row, describe
 
 if TYPE_CHECKING:
@@ -85,11 +85,12 @@ def show(report: Report, console: "Console | None" = None) -> None:
     if report.rows:
         console.print(table)
     token_text = _token_text(report)
-    for key, rows in grouped(report.rows).items():
-        console.print(Text(f"\n{key[0]}: {', '.join(rows)}", STYLES[key[1].word]), highlight=False)
-        console.print(
-            Text("  " + explain(key[1], token_text, prompt_cause(report, key[0]))), highlight=False, soft_wrap=False
-        )
+    for (case, outcome), names in grouped(report.rows).items():
+        cause = prompt_cause(report, case) if isinstance(outcome, Regression) else ""
+        console.print(Text(f"\n{case}: {', '.join(names)}", STYLES[outcome.word]), highlight=False)
+        for line in Text(explain(outcome, token_text, cause)).wrap(console, console.width - 2):
+            line.rstrip()
+            console.print(Text("  ").append_text(line), highlight=False)
     for note in report.notes:
         console.print(Text("\n" + note, "yellow"))
     console.print(Text("\n" + headline(report), "bold"), highlight=False)
@@ -98,8 +99,11 @@ def show(report: Report, console: "Console | None" = None) -> None:
 
 
 def grouped(rows: tuple[Row, ...]) -> dict[tuple[str, Outcome], list[str]]:
-    """Paths of what is not identical, one entry for the same finding of the same case."""
+    """Paths of what is not identical: an entry for a finding of a case, or one in all when nothing could be judged."""
     found: dict[tuple[str, Outcome], list[str]] = {}
+    outcomes = {row.outcome for row in rows}
+    if len(outcomes) == 1 and isinstance(rows[0].outcome, NotJudged):
+        return {("all cases", rows[0].outcome): list(dict.fromkeys(str(row.path) for row in rows))}
     for row in rows:
         if row.outcome != Identical("ids"):
             name = str(row.path) if row.check == "tokens" else row.check

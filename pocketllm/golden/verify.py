@@ -62,6 +62,8 @@ class VerifyOptions:
             raise OptionError(f"no entry point {unknown[0]!r}; known: {', '.join(ENTRY_POINTS)}")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise OptionError(f"--url {self.url!r} is no http address, such as http://127.0.0.1:8000")
+        if self.url is None and self.served_model is not None:
+            raise OptionError(f"--served-model {self.served_model!r} goes with --url: it names a model of that server")
         local = [name for name in self.entry_points if name not in HTTP_ENTRY_POINTS]
         if self.url and local:
             raise OptionError(f"--url is asked over HTTP only: {local[0]} runs in this machine's own engine")
@@ -346,7 +348,6 @@ class GateResult:
 
     outcome: Outcome
     detail: str
-    record_id: str | None = None
 
 
 def gate(engine: "Engine", fixtures: Path | None = None) -> GateResult:

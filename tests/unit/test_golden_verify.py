@@ -173,6 +173,8 @@ def test_an_unknown_case_or_entry_point_is_a_usage_error(tmp_path: Path, fixture
         run(tmp_path, entry_points=("generate",), url="http://127.0.0.1:1")
     with pytest.raises(OptionError, match=r"'localhost:8000' is no http address"):
         run(tmp_path, url="localhost:8000")
+    with pytest.raises(OptionError, match=r"--served-model 'x' goes with --url"):
+        run(tmp_path, served_model="x")
 
 
 def test_an_entry_point_that_dies_is_not_judged(
@@ -183,6 +185,7 @@ def test_an_entry_point_that_dies_is_not_judged(
     report = run(tmp_path)
 
     assert [row.outcome for row in report.rows] == [NotJudged("it died")] * 2
+    assert grouped(report.rows) == {("all cases", NotJudged("it died")): ["in_process", "generate"]}
     assert report.exit_code == 3
 
 
