@@ -19,6 +19,7 @@ from pocketllm.golden.fixture import (
 )
 
 PENDING = ".pending"
+CHANGED = "the case was changed after this answer was recorded"
 CASE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -68,8 +69,14 @@ class FixtureFolder:
         if differences:
             return None, f"the answer for {key.label} has another hard key: {'; '.join(differences)}"
         if answer.request_sha256 != case.request_sha256:
-            return None, "the case was changed after this answer was recorded"
+            return None, CHANGED
         return answer, ""
+
+    def answer_of_changed(self, case: Case, key: HardKey) -> Answer | None:
+        """The answer of this hard key that another request than the case's now was recorded with."""
+        if self.answer(case, key) != (None, CHANGED):
+            return None
+        return self._answer(self.path / f"{case.name}.{key.label}.json", case.name)
 
     def _answer(self, file: Path, name: str) -> Answer:
         answer = parse_answer(_read(file), self.label(file))

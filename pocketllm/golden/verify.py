@@ -105,6 +105,8 @@ class Job:
     case: Case
     answer: Answer
     path: ServedPath
+    unrecorded: str = ""
+    """Why the answer is not this request's: then only the prompt ids are judged."""
 
 
 def is_ci() -> bool:
@@ -221,11 +223,12 @@ def judge(subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cas
     jobs: list[Job] = []
     for case in cases:
         answer, reason = folder.answer(case, subject.hard_key)
+        answer = answer or folder.answer_of_changed(case, subject.hard_key)
         for path in selected_paths(case, options):
             if answer is None:
                 yield Row(case.name, path, "tokens", Unrecorded(reason))
             else:
-                jobs.append(Job(*mutated(case, answer, options.mutate), path))
+                jobs.append(Job(*mutated(case, answer, options.mutate), path, reason))
     for entry_point in ("in_process", "generate"):
         yield from _judge_local(entry_point, subject, [job for job in jobs if job.path.entry_point == entry_point])
     http = [job for job in jobs if job.path.is_http]
@@ -272,6 +275,8 @@ def ask(client: "Client", job: Job, unstreamed_text: str | None = None) -> Row:
     except NotJudgedError as error:
         return Row(job.case.name, job.path, "tokens", NotJudged(str(error)))
     outcome = compare(job.case, job.answer, observed, unstreamed_text)
+    if job.unrecorded and not (isinstance(outcome, Regression) and outcome.what == "prompt ids"):
+        outcome = Unrecorded(job.unrecorded)
     return Row(job.case.name, job.path, "tokens", outcome, observed)
 
 
@@ -293,8 +298,9 @@ def _judge_http(subject: "Subject", options: VerifyOptions, jobs: Sequence[Job])
         client = HttpClient(url, model, options.api_key)
         stack.callback(client.close)
         yield from _with_log(_ask_all(client, jobs), server)
-        if server is not None:
-            yield from _with_log(_judge_endings(server, client, jobs), server)
+        recorded = [job for job in jobs if not job.unrecorded]
+        if server is not None and recorded:
+            yield from _with_log(_judge_endings(server, client, recorded), server)
 
 
 def _with_log(rows: Iterator[Row], server: "Server | None") -> Iterator[Row]:

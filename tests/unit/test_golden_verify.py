@@ -77,6 +77,24 @@ def fixtures(tmp_path: Path) -> FixtureFolder:
     return folder_with(tmp_path, case=LOCAL)
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome", "code"),
+    [
+        ({"prompt_token_ids": (*LOCAL.prompt_token_ids[:-1], 7)}, Regression, 1),
+        ({"sampling": {"max_tokens": 3, "temperature": 0.0}}, Unrecorded, 4),
+    ],
+)
+def test_a_case_changed_by_hand_is_red_where_its_prompt_ids_are_not_the_served_ones(
+    change: dict[str, Any], outcome: type, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_with(tmp_path, case=replace(LOCAL, **change))
+    play(monkeypatch)
+
+    report = run(tmp_path, require=True)
+
+    assert ([type(row.outcome) for row in report.rows], report.exit_code) == ([outcome, outcome], code)
+
+
 def test_an_answer_that_comes_back_is_identical_through_every_path(
     tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
