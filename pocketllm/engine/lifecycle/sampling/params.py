@@ -41,8 +41,6 @@ class SamplingParams:
         self._in_range("min_p", self.min_p, 0.0, 1.0)
         if self.top_k < -1:
             raise RequestError(f"top_k={self.top_k} must be -1, 0 (off) or positive", param="top_k")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError("seed must fit 64 bits", param="seed")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise RequestError(f"logprobs={self.logprobs} must be between 0 and {MAX_LOGPROBS}", param="logprobs")
         self._check_stops()
@@ -66,6 +64,9 @@ class SamplingParams:
             if not is_open and (isinstance(value, bool) or not isinstance(value, accepted)):
                 what = "a whole number" if accepted == (int,) else "a number"
                 raise RequestError(f"{name}={value!r} is not {what}", param=name)
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                # of thousands of digits, it could neither be compared with a float nor be written into a message
+                raise RequestError(f"{name} must fit 64 bits", param=name)
         for name, items, kind in (("stop", self.stop, str), ("stop_token_ids", self.stop_token_ids, int)):
             for item in items:
                 if isinstance(item, bool) or not isinstance(item, kind):
