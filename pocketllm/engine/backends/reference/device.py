@@ -64,8 +64,7 @@ def bound_spinning() -> None:
     """Let OpenMP's waiting threads sleep soon; it reads this when torch is first imported. A user's own word wins.
 
     They spin for milliseconds otherwise, and when another program wants a core, the spinning ones keep it from the one
-    that has work: eight tokens on two busy cores took 27 s instead of 1 s. Sleeping at once costs a quarter of decode
-    on an idle machine, a thousand turns cost nothing that could be measured.
+    that has work. Figures: docs/decisions/0006.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

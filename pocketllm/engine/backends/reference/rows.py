@@ -2,8 +2,8 @@
 
 A BLAS picks its kernel by the shape: one row goes to a matrix-vector routine, and leftovers of a few rows to kernels
 that add in another order. With MKL on x86-64, 4, 8 and every count from 12 on give identical rows, and no other does;
-so fewer rows are padded up. A single row costs about 1.4 times a bare matrix-vector product for it, and in return eight
-concurrent requests get exactly the tokens that each gets alone.
+so fewer rows are padded up. That makes a single row dearer (docs/decisions/0003), and in return eight concurrent
+requests get exactly the tokens that each gets alone.
 """
 
 import torch
