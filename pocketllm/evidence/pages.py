@@ -52,6 +52,8 @@ def bench_outcome(record: Record) -> str:
     scenario = str(document.get("scenario", "?"))
     if "valid" not in document:
         return f"{scenario}, no results"
+    if not record.complete:
+        return f"{scenario}, no verdict"
     if not document["valid"]:
         codes = [str(check.get("code")) for check in document.get("checks", []) if check.get("severity") == "run"]
         return f"{scenario} INVALID {' '.join(dict.fromkeys(codes))}".rstrip()
@@ -159,11 +161,16 @@ def result_lines(document: Mapping[str, Any]) -> list[str]:
             entry.get("n"),
             number(entry.get("floor"), ".1%"),
             number(entry.get("mde"), ".1%"),
-            entry.get("verdict") or entry.get("role"),
+            entry.get("verdict") or ("null arm" if entry.get("role") == "null" else "not judged"),
         )
         for entry in document.get("results") or []
     ]
-    lines = [] if document.get("valid", True) else [f"{INDENT}INVALID: see the checks; nothing below is a finding"]
+    if not document.get("complete"):
+        lines = [f"{INDENT}INCOMPLETE: nothing below is a finding"]
+    elif not document.get("valid", True):
+        lines = [f"{INDENT}INVALID: see the checks; nothing below is a finding"]
+    else:
+        lines = []
     return lines + table(("metric", "arm", "ratio", "interval", "n", "floor", "mde", "verdict"), rows)
 
 
@@ -294,10 +301,11 @@ def section(title: str, lines: Sequence[str]) -> list[str]:
 def facts(*pairs: tuple[str, Any]) -> list[str]:
     """`name  value` lines, wrapped under the value; pairs without a value are left out."""
     lines: list[str] = []
+    width = max([16, *(len(name) for name, _ in pairs)])
     for name, value in pairs:
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)
         if text:
-            lines += fold(text, f"{INDENT}{name:<16}  ", INDENT + " " * 18)
+            lines += fold(text, f"{INDENT}{name:<{width}}  ", INDENT + " " * (width + 2))
     return lines
 
 

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def bench(**end: Any) -> str:
+def bench(complete: bool = True, **end: Any) -> str:
     document = {
         "device_class": "cpu",
         "model": MODEL,
@@ -68,7 +68,7 @@ def bench(**end: Any) -> str:
     }
     with RecordWriter("bench", document, record_dir()) as record:
         record.append({"arm": "base", "phase": "measure", "n_prompt": 256})
-        record.finish(whole)
+        record.finish(whole, complete=complete)
     return record.run_id
 
 
@@ -192,6 +192,14 @@ def test_an_invalid_run_says_so_before_any_ratio(folder: Path) -> None:
 
     assert "prefill INVALID V05" in call("ls").stdout
     assert text.index("INVALID") < text.index("1.042")
+
+
+def test_an_interrupted_benchmark_has_no_verdict_rather_than_an_invalid_one(folder: Path) -> None:
+    checks = [{"code": "V01", "severity": "run", "value": 5, "detail": "5 of 5 blocks are valid; 7 are needed"}]
+    run_id = bench(valid=False, complete=False, checks=checks)
+
+    assert "incomplete: prefill, no verdict" in call("ls").stdout
+    assert "INCOMPLETE: nothing below is a finding" in call("show", run_id).stdout
 
 
 def test_the_pages_of_the_other_kinds_show_their_rows(folder: Path) -> None:
