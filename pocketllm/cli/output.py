@@ -5,6 +5,7 @@ unusable environment) · 3 could not judge · 4 unrecorded or under-powered unde
 70 a bug of ours · 130 interrupted.
 """
 
+import errno
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+EXIT_REFUSED = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
@@ -43,6 +45,14 @@ def fail(error: PocketLLMError) -> None:
         say(f"error: {error}")
 
 
+def tell_bug() -> None:
+    """The traceback of the exception at hand, and whose fault it is."""
+    import traceback
+
+    traceback.print_exc()
+    say("this is a bug in pocketllm: please report it with the lines above")
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that an error made on purpose ends with its own exit code and one sentence."""
     import typer
@@ -66,11 +76,15 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(0) from None
         except (typer.Exit, typer.Abort):
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                tell_bug()
+                raise typer.Exit(EXIT_BUG) from None
+            say(f"error: {error.filename or 'the output'}: {error.strerror}; free some, or write elsewhere")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+            raise typer.Exit(EXIT_REFUSED) from None
         except Exception:
-            import traceback
-
-            traceback.print_exc()
-            say("this is a bug in pocketllm: please report it with the lines above")
+            tell_bug()
             raise typer.Exit(EXIT_BUG) from None
 
     return run
