@@ -95,6 +95,15 @@ class Run:
         self.requests = 0
 
     # -- before the first slot -----------------------------------------------------------------------------------------
+    def check_lengths(self) -> None:
+        """OptionError for lengths that the engine in this process cannot hold; a server is asked and answers."""
+        scenario, engine = self.settings.scenario, self.rig.engine
+        if engine is not None and scenario.n_prompt + scenario.n_out > engine.plan.limits.max_model_len:
+            raise OptionError(
+                f"{scenario.n_prompt} tokens in and {scenario.n_out} out are more than "
+                f"max_model_len={engine.plan.limits.max_model_len}: lower --input-len or --output-len"
+            )
+
     def check_golden(self) -> None:
         """V11 for every arm that differs; NotJudgedError when one is red: what is wrong is not timed."""
         absent = []
@@ -171,6 +180,7 @@ class Run:
         from pocketllm.evidence.store import RecordWriter
 
         settings = self.settings
+        self.check_lengths()
         self.check_golden()
         start = time.perf_counter()
         self.progress.say("warming up and calibrating every arm")

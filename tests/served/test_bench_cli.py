@@ -102,7 +102,7 @@ def test_a_plan_knows_minutes_from_the_last_record(bench: Bench) -> None:
         (["--arms", "b:cmd=llama-server"], 2, "does not have"),
         (["--arms", "base", "--prefill-chunk", "0"], 2, "must be at least 1"),
         (["--arms", "base", "--model", "missing.gguf"], 2, "missing.gguf"),
-        (["--arms", "base", "--input-len", "100000", "--blocks", "7"], 3, "does not answer"),
+        (["--arms", "base", "--input-len", "100000", "--blocks", "7"], 2, "more than max_model_len="),
         (["--arms", "dead:url=http://127.0.0.1:9"], 3, "is the server running?"),
     ],
 )
