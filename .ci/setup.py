@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -98,7 +99,14 @@ def install(python: Path, extra: str, torch_index: str) -> None:
 
 
 def run(command: list[str | Path]) -> None:
-    if subprocess.run(command, check=False, cwd=ROOT).returncode != 0:
+    process, started_s = subprocess.Popen(command, cwd=ROOT), time.monotonic()
+    while True:
+        try:
+            process.wait(timeout=20)
+            break
+        except subprocess.TimeoutExpired:
+            say(f"pip is at work, {time.monotonic() - started_s:.0f} s so far")
+    if process.returncode != 0:
         stop("pip failed; what it printed is above. Run the same command again to go on from there")
 
 
