@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 128
 PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
 EPILOG = (
-    'Examples: pocketllm generate "The capital of France is" --max-tokens 8  ·  '
-    'pocketllm generate --chat "What is the capital of France?" --json  ·  '
+    'Examples:\n\npocketllm generate "The capital of France is" --max-tokens 8\n\n'
+    'pocketllm generate --chat "What is the capital of France?" --json\n\n'
     "cat notes.txt | pocketllm generate - --temperature 0.8 --seed 1"
 )
 

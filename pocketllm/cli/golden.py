@@ -10,6 +10,7 @@ from pocketllm.cli.engine_options import Backend, MaxModelLen, Model, Threads, e
 
 app = typer.Typer(
     help="Does this checkpoint, through this entry point, still give these tokens?",
+    epilog="Example: pocketllm golden verify",
     no_args_is_help=True,
 )
 

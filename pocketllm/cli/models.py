@@ -169,7 +169,7 @@ def print_lines(lines: Sequence[str]) -> None:
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the catalog, or hf:owner/repo/file.")],
 ) -> None:
-    """Fetch a model into the cache, unless it is there, and print its path."""
+    """Fetch a model into the cache ($POCKETLLM_CACHE, or ~/.cache/pocketllm), unless it is there; print its path."""
     from pocketllm.engine.weights.catalog import pull as fetch
 
     typer.echo(str(fetch(name, say)))

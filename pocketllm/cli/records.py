@@ -19,7 +19,11 @@ Id = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this command to the app."""
-    group = typer.Typer(no_args_is_help=True, help="Run records: what was measured or proved, one Parquet file a run.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Run records: what was measured or proved, one Parquet file a run.",
+        epilog="Example: pocketllm records ls",
+    )
     group.command("ls", epilog="Example: pocketllm records ls --kind bench")(command(ls))
     group.command("show", epilog="Example: pocketllm records show 01K9ZQ")(command(show))
     group.command("keep", epilog="Example: pocketllm records keep 01K9ZQ")(command(keep))
