@@ -1,6 +1,7 @@
 """Templates against transformers, hostile templates, and messages that spell control tokens."""
 
 import json
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,44 @@ def test_a_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytes
 
     with pytest.raises(RequestError, match=r"was stopped|cannot render"):
         render(source)
+
+
+SIXTY = "{% set s = namespace(x=[]) %}{% for i in range(60) %}{% set s.x = STEP %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("step", "use"),
+    [
+        ("[s.x, s.x]", "{{ s.x }}"),
+        ("(s.x, s.x)", "{{ s.x == (1, s.x) }}"),
+        ("{1: s.x, 2: s.x}", "{{ s.x | tojson }}"),
+        ("dict(a=s.x, b=s.x)", "{{ s.x }}"),
+        ("namespace(a=s.x, b=s.x)", "{{ s.x }}"),
+        ("[s.x] * 9", "{{ s.x }}"),
+    ],
+)
+def test_what_holds_itself_over_and_over_is_stopped(step: str, use: str) -> None:
+    with pytest.raises(RequestError, match="was stopped: it made a list"):
+        render(SIXTY.replace("STEP", step) + use)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set s = namespace(x='aa') %}{% for i in range(60) %}{% set x %}{{ s.x }}{{ s.x }}{% endset %}"
+        "{% set s.x = x %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{% set x = f(n - 1) %}{{ x }}{{ x }}{% else %}a{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ ('a' * 9999) | list | map('replace', 'a', 'b' * 9999999) | list }}",
+    ],
+)
+def test_text_made_along_the_way_is_bounded(source: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"was stopped: its? .*made more than"):
+            render(source)
+        assert tracemalloc.get_traced_memory()[1] < 300_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_budget_begins_anew_with_each_rendering() -> None:

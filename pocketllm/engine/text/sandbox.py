@@ -19,11 +19,17 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from pocketllm.engine.text.protection import MARK
 
 MAX_TIME_S = 5.0
 MAX_TEXT = 16_000_000
+MAX_MADE = 16 * MAX_TEXT
+"""Characters that all steps of one rendering may make together."""
+MAX_ITEMS = 250_000
+"""Items of a list or a dict, those of what it holds included, however often the same one is held."""
 MAX_WIDTH = 1_000_000
 MAX_BITS = 4096
 _WIDE_FORMAT = re.compile(r"\d{7}")
@@ -43,6 +49,13 @@ class TemplateMessageError(Exception):
 @dataclass
 class _Budget:
     ends: float = field(default_factory=lambda: time.monotonic() + MAX_TIME_S)
+    made: int = 0
+
+    def make(self, length: int) -> None:
+        """Count a text that was made along the way."""
+        self.made += length
+        if self.made > MAX_MADE:
+            raise TemplateLimitError(f"its steps made more than {MAX_MADE} characters of text")
 
     def tick(self) -> None:
         if time.monotonic() > self.ends:
@@ -73,10 +86,53 @@ def _check_length(length: int) -> None:
 
 
 def _checked(value: Any) -> Any:
-    """`value`, unless it is too long for a text or a list."""
-    if isinstance(value, str | list | tuple):
+    """`value`, unless it is too long for a text, or holds too much."""
+    if isinstance(value, str):
         _check_length(len(value))
+        _budget.get().make(len(value))
+    elif isinstance(value, _HOLDERS):
+        _check_holder(value)
     return value
+
+
+_HOLDERS = (list, tuple, dict, set, frozenset, Namespace)
+_NAMESPACE = "_Namespace__attrs"
+
+
+def _check_holder(value: Any) -> None:
+    """Refuse what would be too long to print or compare: lists that hold one list twice, thirty deep, for instance."""
+    items, length, level = 0, 0, [value]
+    while level:
+        _budget.get().tick()
+        below: list[Any] = []
+        for holder in level:
+            held = getattr(holder, _NAMESPACE) if isinstance(holder, Namespace) else holder
+            for item in (*held, *held.values()) if isinstance(held, dict) else held:
+                items += 1
+                if isinstance(item, str):
+                    length += str.__len__(item)
+                elif isinstance(item, _HOLDERS):
+                    below.append(item)
+            if items > MAX_ITEMS:
+                raise TemplateLimitError(f"it made a list of more than {MAX_ITEMS} items, those of its items included")
+            _check_length(length)
+        level = below
+
+
+@pass_context
+def _weighed(_context: Context, value: Any) -> Any:
+    """A list, tuple or dict that the template spells out."""
+    return _checked(value)
+
+
+def _concat(parts: Iterable[str]) -> str:
+    """What macros, set blocks and filter blocks join."""
+    parts = list(parts)
+    length = sum(map(str.__len__, parts))
+    _check_length(length)
+    _budget.get().make(length)
+    _budget.get().tick()
+    return "".join(parts)
 
 
 def _check_widths(args: Iterable[Any]) -> None:
@@ -131,13 +187,12 @@ def _metered(_context: Context, items: Iterable[Any]) -> Iterator[Any]:
 @pass_context
 def _joined(_context: Context, parts: Iterable[Any]) -> str:
     """What the operator `~` does."""
-    texts = [str(part) for part in parts]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
+    return _concat(str(part) for part in parts)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
+    concat = staticmethod(_concat)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
@@ -152,7 +207,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "*":
             size = next((len(side) for side in (left, right) if hasattr(side, "__len__")), 0)
             _check_length(size * next((side for side in (left, right) if isinstance(side, int)), 0))
-        return super().call_binop(context, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        return result if isinstance(result, int | float) else _checked(result)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _budget.get().tick()
@@ -175,8 +231,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = _filtered("metered", loop.iter)
         for concat in list(tree.find_all(nodes.Concat)):
             concat.nodes = [_filtered("joined", nodes.List(concat.nodes, lineno=concat.lineno))]
+        _Weigh().visit(tree)
         tree.set_environment(self)
         return tree
+
+
+class _Weigh(NodeTransformer):
+    """Puts every list, tuple and dict that is spelled out, and not of constants alone, under `weighed`."""
+
+    def _visit(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        is_target = getattr(node, "ctx", "load") != "load"
+        return node if is_target or not any(node.find_all(nodes.Name)) else _filtered("weighed", node)
+
+    visit_List = visit_Tuple = visit_Dict = _visit  # noqa: N815  # names that jinja2 looks for
 
 
 def _filtered(name: str, node: nodes.Node) -> nodes.Filter:
@@ -216,7 +284,7 @@ def make_environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironme
     filters["tojson"] = _to_json
     for name, function in list(filters.items()):
         filters[name] = _limited(name, function)
-    filters |= {"metered": _metered, "joined": _joined}
+    filters |= {"metered": _metered, "joined": _joined, "weighed": _weighed}
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: now().strftime(format)
