@@ -196,6 +196,12 @@ def test_a_server_that_is_not_there_is_not_judged() -> None:
         served_model(url)
 
 
+def test_a_server_that_wants_a_key_says_so_instead_of_listing_its_models() -> None:
+    body = b'{"error": {"message": "no key"}}'
+    with scripted_server(lambda path, asked: (401, body)) as url, pytest.raises(NotJudgedError, match=r"401: no key"):
+        served_model(url)
+
+
 def test_one_of_several_served_models_must_be_named() -> None:
     listed = [b'{"data": [{"id": "a"}, {"id": "b"}]}', b'{"data": [{"id": "org/a"}]}']
     with scripted_server(lambda path, body: (200, listed.pop(0))) as url:

@@ -139,6 +139,9 @@ def served_model(url: str, api_key: str | None = None) -> str:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         response = httpx.get(f"{base}/v1/models", headers=headers, timeout=30, trust_env=False)
+        if response.status_code == 401:
+            told = error_text(response.content)
+            raise NotJudgedError(f"{base} answers HTTP 401: {told}; give its key with --api-key")
         names = [str(entry["id"]) for entry in response.json()["data"]]
     except httpx.ConnectError as error:
         raise NotJudgedError(f"{base} does not answer: {error}; is the server running?") from error
