@@ -131,6 +131,8 @@ def test_a_template_cannot_leave_its_sandbox(source: str, tmp_path: Path, monkey
         "{{ ''['format'](1) ~ '{:9999999999}'['format'](1) }}",
         "{{ ['{:9999999999}'] | map('format', 1) | list }}{{ '%9999999999d' | format(1) }}",
         "{{ 9999 ** 9999 ** 9 }}",
+        "{{ [1] | tojson(indent=10**9) }}",
+        "{{ [1, 2] | tojson(separators=('a' * 100, ':')) }}",
         "{% set s = namespace(x='aa') %}{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
         "{% set s = namespace(x='aa') %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
         "{% set s = namespace(x=[1]) %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
@@ -171,6 +173,11 @@ def test_what_holds_itself_over_and_over_is_stopped(step: str, use: str) -> None
         "{% set s.x = x %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{% set x = f(n - 1) %}{{ x }}{{ x }}{% else %}a{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ ('a' * 9999) | list | map('replace', 'a', 'b' * 9999999) | list }}",
+        "{{ ('{0:999999}' * 1000).format(1) }}",
+        "{{ ('%(a)999999d' * 1000) | format(a=1) }}",
+        "{{ ('%(a)s' * 10000) % {'a': 'a' * 100000} }}",
+        "{{ ('%s' * 10000) % (('a' * 100000,) * 10000) }}",
+        "{{ ('{}' * 10000).format(*(['a' * 100000] * 10000)) }}",
     ],
 )
 def test_text_made_along_the_way_is_bounded(source: str) -> None:

@@ -32,7 +32,9 @@ MAX_ITEMS = 250_000
 """Items of a list or a dict, those of what it holds included, however often the same one is held."""
 MAX_WIDTH = 1_000_000
 MAX_BITS = 4096
+MAX_INDENT = 64
 _WIDE_FORMAT = re.compile(r"\d{7}")
+_NUMBER = re.compile(r"\d+", re.ASCII)
 _NESTED_FORMAT = re.compile(r"\{[^{}]*\{")
 _FORMATS = ("format", "format_map")
 _WIDTH_FILTERS = frozenset(("batch", "center", "format", "indent", "slice", "truncate", "wordwrap"))
@@ -142,9 +144,21 @@ def _check_widths(args: Iterable[Any]) -> None:
             raise TemplateLimitError(f"it asked for a width or count of {value}, more than {MAX_WIDTH}")
 
 
-def _check_format(template: str) -> None:
+def _texts(args: Iterable[Any]) -> Iterator[Any]:
+    """Arguments of a format, and what a tuple or a dict of them holds."""
+    for value in args:
+        yield value
+        if isinstance(value, tuple | dict):
+            yield from value.values() if isinstance(value, dict) else value
+
+
+def _check_format(template: str, args: Iterable[Any]) -> None:
+    """Refuse a format that would make too much: by its widths, or by putting long texts into many places."""
     if _WIDE_FORMAT.search(template):
         raise TemplateLimitError("it used a format with a width of more than six digits")
+    _check_length(sum(map(int, _NUMBER.findall(template))))
+    longest = max((len(value) for value in args if hasattr(value, "__len__")), default=0)
+    _check_length(longest * max(template.count("%"), template.count("{")))
 
 
 def _limited_format(template: Any, method: Any) -> Any:
@@ -153,7 +167,7 @@ def _limited_format(template: Any, method: Any) -> Any:
         return method
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check_format(template)
+        _check_format(template, _texts([*args, *kwargs.values()]))
         if _NESTED_FORMAT.search(template):
             _check_widths([*args, *kwargs.values()])
         return method(*args, **kwargs)
@@ -170,7 +184,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name in _WIDTH_FILTERS:
             _check_widths([*args, *kwargs.values()])
         if name == "format":
-            _check_format(str(args[0]))
+            _check_format(str(args[0]), _texts([*args[1:], *kwargs.values()]))
         return _checked(function(*args, **kwargs))
 
     return call
@@ -200,7 +214,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             if bits > MAX_BITS:
                 raise TemplateLimitError(f"it computed with a number of more than {MAX_BITS} bits")
         elif operator == "%" and isinstance(left, str):
-            _check_format(left)
+            _check_format(left, _texts([right]))
             _check_widths(right if "*" in left and isinstance(right, tuple) else ())
         elif operator == "+" and isinstance(left, str | list | tuple):
             _check_length(len(left) + (len(right) if hasattr(right, "__len__") else 0))
@@ -264,11 +278,14 @@ class _Generation(Extension):
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: jinja2's own filter escapes for HTML."""
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > MAX_INDENT or sum(map(len, separators or ())) > MAX_INDENT:
+        raise TemplateLimitError(f"it asked for JSON with an indent or separators of more than {MAX_INDENT}")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return text.replace(f"\\u{ord(MARK):04x}", MARK) if ensure_ascii else text
 
