@@ -82,6 +82,8 @@ def verify(
 
     if mutate not in (None, *MUTATIONS):
         raise OptionError(f"--mutate {mutate!r} is unknown; known: {', '.join(MUTATIONS)}")
+    if fixtures is not None and not fixtures.is_dir():
+        raise OptionError(f"--fixtures {fixtures} is no folder: nothing could be compared")
     options = VerifyOptions(
         engine=engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len),
         cases=tuple(cases or ()),

@@ -236,6 +236,13 @@ def command(*words: str, **environment: str | None) -> Result:
     return CliRunner().invoke(app, ["golden", *words], env={"CI": None, **environment})
 
 
+def test_a_fixture_folder_that_is_not_there_is_refused_and_not_passed(tmp_path: Path) -> None:
+    result = command("verify", "--fixtures", str(tmp_path / "typo"))
+
+    assert result.exit_code == 2
+    assert "typo is no folder" in result.stderr
+
+
 def test_the_command_ends_with_the_codes_it_promises(tiny_gguf: Path, root: Path, tmp_path: Path) -> None:
     words = ["verify", "--model", str(tiny_gguf), "--fixtures", str(root), "--entry-point", "in_process"]
 
