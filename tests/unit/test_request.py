@@ -89,6 +89,12 @@ def test_one_stop_string_is_not_taken_for_its_letters() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]  # kept as a tuple
 
 
+def test_no_stop_may_be_said_as_none_and_a_number_is_no_list_of_stops() -> None:
+    assert SamplingParams(stop=None, stop_token_ids=None).stop == ()  # type: ignore[arg-type]  # as clients say it
+    with pytest.raises(RequestError, match="stop=5 is not a list"):
+        SamplingParams(stop=5)  # type: ignore[arg-type]  # that is the point
+
+
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 9_999_999])
 def test_a_top_k_beyond_the_vocabulary_or_off_is_fine(top_k: int) -> None:
     assert SamplingParams(top_k=top_k).top_k == top_k

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from pocketllm.errors import RequestError
 
@@ -31,8 +32,8 @@ class SamplingParams:
     """How many alternatives to report with each token, 0…20; None reports nothing."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens={self.max_tokens} must be at least 1", param="max_tokens")
@@ -80,3 +81,14 @@ class SamplingParams:
                 raise RequestError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise RequestError(f"stop string {text!r} is not valid Unicode", param="stop")
+
+
+def as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    """A list of stops as a tuple; None is none, and one text is one of them. RequestError for anything else."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    raise RequestError(f"{name}={value!r} is not a list", param=name)
