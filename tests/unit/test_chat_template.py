@@ -147,6 +147,28 @@ def test_a_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytes
         render(source)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('a' * 10000) | replace('a', 'b' * 20000) }}",
+        "{{ ('a' * 10000).replace('a', 'b' * 20000) }}",
+        "{{ ('a' * 14000).replace('', 'b' * 14000) }}",
+        "{{ ('a' * 14000) | list | join('b' * 14000) }}",
+        "{{ ('b' * 14000).join('a' * 14000) }}",
+        "{{ ('b' * 14000).join(['a'] * 14000) }}",
+        "{{ (['a' * 14000] * 14000) | join }}",
+    ],
+)
+def test_a_text_over_the_budget_is_refused_before_it_is_made(source: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="made more than 16000000 characters"):
+            render(source)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
 SIXTY = "{% set s = namespace(x=[]) %}{% for i in range(60) %}{% set s.x = STEP %}{% endfor %}"
 
 
@@ -188,6 +210,14 @@ def test_text_made_along_the_way_is_bounded(source: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 300_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_replacing_and_joining_stay_what_they_are() -> None:
+    source = (
+        "{{ 'a-b' | replace('-', '+') }}{{ 'aa'.replace('a', 'b', 1) }}{{ [1, 'x'] | join(', ') }}{{ '/'.join('ab') }}"
+    )
+
+    assert render(source) == "a+bba1, xa/b"
 
 
 def test_a_budget_begins_anew_with_each_rendering() -> None:

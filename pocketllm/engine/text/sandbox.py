@@ -7,7 +7,7 @@ budget of time and of text, so that it ends with an error where it would not end
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -161,6 +161,19 @@ def _check_format(template: str, args: Iterable[Any]) -> None:
     _check_length(longest * max(template.count("%"), template.count("{")))
 
 
+def _check_growth(name: str, args: Sequence[Any]) -> None:
+    """Refuse a replacement or a joining whose text would be over the budget, before it is made."""
+    texts = [value for value in args if isinstance(value, str)]
+    if name == "replace" and len(texts) >= 3:
+        text, old, new = texts[:3]
+        _check_length(len(text) + text.count(old) * len(new))
+    if name == "join":
+        # what is joined and what joins it: lists or texts, in the order of the filter or of the method
+        first, second = [*(value for value in args if isinstance(value, str | list | tuple)), "", ""][:2]
+        parts = [part for value in (first, second) if not isinstance(value, str) for part in value]
+        _check_length(len(first) * len(second) + sum(len(part) for part in parts if isinstance(part, str)))
+
+
 def _limited_format(template: Any, method: Any) -> Any:
     """`str.format` of `template`, held to the budget."""
     if not isinstance(template, str):
@@ -185,6 +198,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _check_widths([*args, *kwargs.values()])
         if name == "format":
             _check_format(str(args[0]), _texts([*args[1:], *kwargs.values()]))
+        _check_growth(name, [*args, *kwargs.values()])
         return _checked(function(*args, **kwargs))
 
     return call
@@ -229,6 +243,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | int):
             _check_widths([*args, *kwargs.values()])
+        if isinstance(owner, str):
+            _check_growth(obj.__name__, [owner, *args, *kwargs.values()])
         return _checked(super().call(context, obj, *args, **kwargs))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
