@@ -12,7 +12,7 @@ from pocketllm.bench.report import colored, render
 from pocketllm.evidence.store import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "records/bench/year=2026/01M8M67T6S9FBZ5SXYM9MQZQX0.parquet"
+RECORD = ROOT / "records/bench/year=2026/01M8M9090TH5YTNPVZJ0R5JJJ9.parquet"
 COMMAND = "pocketllm bench --scenario prefill --input-len 256 --arms base --arms chunk-64:prefill_chunk=64"
 FOREIGN = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
 
