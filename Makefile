@@ -34,8 +34,9 @@ check: setup-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# without a network the tests that need the model are skipped, and say so; CI must have it
 test: setup-test check
-	@$(BIN)/pocketllm models pull smollm2-135m
+	@$(BIN)/pocketllm models pull smollm2-135m || test -z "$$CI"
 	$(BIN)/pytest
 
 docs: setup-test

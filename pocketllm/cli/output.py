@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from io import TextIOWrapper
@@ -33,6 +34,11 @@ def write_json(value: Any) -> None:
 def say(message: str) -> None:
     """One line of progress or advice, on stderr."""
     print(message, file=sys.stderr, flush=True)
+
+
+def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line of advice, without the place in our code that raised it."""
+    say(f"warning: {message}")
 
 
 def fail(error: PocketLLMError) -> None:
@@ -62,6 +68,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(sys.stdout, TextIOWrapper):
             # a terminal that cannot show a character gets its escape, not a traceback
             sys.stdout.reconfigure(errors="backslashreplace")
+        warnings.showwarning = say_warning
         try:
             return function(*args, **kwargs)
         except PocketLLMError as error:
