@@ -278,7 +278,9 @@ def test_the_committed_goldens_of_smollm2_come_back(smollm2: Path, tmp_path: Pat
     subject = open_subject(EngineOptions(model=str(smollm2)))
     fixtures = Path(__file__).resolve().parents[2] / "records" / "fixtures"
     folder = FixtureFolder(fixtures / subject.name)
-    if all(folder.answer(case, subject.hard_key)[0] is None for case in folder.cases()):
+    assert folder.cases()
+    # an answer of another hard key is no reason to skip: changed numerics or weights come out UNRECORDED, and red
+    if not any(folder.path.glob(f"*.{subject.hard_key.label}.json")):
         pytest.skip(f"no-fixture-for-device: {subject.hard_key.label}")
 
     report = verify(subject, fixtures, record_dir=tmp_path, require=True)

@@ -149,7 +149,7 @@ def test_an_arm_that_is_gone_at_the_end_leaves_a_whole_record_that_says_so(tmp_p
     rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
     target = rig.targets["b"]
     assert isinstance(target, FakeTarget)
-    target.fingerprint = gone  # type: ignore[method-assign]
+    target.fingerprint = gone  # type: ignore[method-assign]  # a server that has gone
     outcome = run(tmp_path, rig=rig)
 
     assert [c["detail"] for c in outcome.document["checks"] if c["code"] == "V12"] == [
