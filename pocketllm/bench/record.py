@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pocketllm.bench import stats
-from pocketllm.bench.analysis import Analysis, Question, Result
+from pocketllm.bench.analysis import stats
+from pocketllm.bench.analysis.contrasts import Analysis, Question, Result
+from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import CLAIMS, Arm, Role
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import Rig
-from pocketllm.bench.verdict import Word
 
 RULES_VERSION = 1
 """Version of the estimator, the verdict rules and the validity rules together."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pocketllm.bench import validity
-from pocketllm.bench.analysis import Question, analyze
+from pocketllm.bench.analysis import validity
+from pocketllm.bench.analysis.contrasts import Question, analyze
+from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.arm import Arm, ArmSet
 from pocketllm.bench.record import end_document, history_key, null_history, row_of, start_document
 from pocketllm.bench.scenarios.contract import Scenario
@@ -30,7 +31,6 @@ from pocketllm.bench.schedule import (
 from pocketllm.bench.targets.contract import Sample
 from pocketllm.bench.targets.gate import Gate, GateState
 from pocketllm.bench.targets.rig import Rig
-from pocketllm.bench.validity import Check, Measured, Severity
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
 
 OVERRUN = 1.25

@@ -139,12 +139,12 @@ def finish(
     settings: "Settings", options: "EngineOptions", as_json: bool, fail_on_slower: bool, require: str | None
 ) -> None:
     """Run, print, and end with the exit code of the verdicts."""
+    from pocketllm.bench.analysis.verdict import Require, exit_code
     from pocketllm.bench.record import judged_words
-    from pocketllm.bench.report import colored, plain, render
+    from pocketllm.bench.reports.text import colored, plain, render
     from pocketllm.bench.run import Run
     from pocketllm.bench.targets.gate import golden_gate
     from pocketllm.bench.targets.rig import open_rig
-    from pocketllm.bench.verdict import Require, exit_code
 
     with bar_or_lines() as progress:
         rig = open_rig(settings.arm_set, options, progress.say)
@@ -168,8 +168,8 @@ def show_plan(
     scenario: "Scenario", arm_set: "ArmSet", blocks: int | None, budget_s: float | None, seed: int, as_json: bool
 ) -> None:
     """Print what would run; loads no weights and asks no server."""
-    from pocketllm.bench.preview import preview
-    from pocketllm.bench.report import render_plan
+    from pocketllm.bench.reports.preview import preview
+    from pocketllm.bench.reports.text import render_plan
 
     document = preview(scenario, arm_set, blocks, budget_s, seed)
     if as_json:
@@ -181,7 +181,7 @@ def show_plan(
 # -- reading the flags -------------------------------------------------------------------------------------------------
 def check_gates(fail_on: str | None, require: str | None, no_null: bool, num_arms: int) -> None:
     """Refuse gates that are unknown, or that have no verdict to read."""
-    from pocketllm.bench.verdict import Require
+    from pocketllm.bench.analysis.verdict import Require
     from pocketllm.errors import OptionError
 
     if fail_on not in (None, "slower"):
@@ -235,7 +235,7 @@ def parse_duration(text: str | None) -> float | None:
 
 def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> dict[str, float]:
     """Margin by primary metric; OptionError for a metric that this scenario does not judge."""
-    from pocketllm.bench.verdict import DEFAULT_MARGINS
+    from pocketllm.bench.analysis.verdict import DEFAULT_MARGINS
     from pocketllm.errors import OptionError
 
     margins = dict.fromkeys(scenario.primary, DEFAULT_MARGINS[arm_set.isolation])

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from pocketllm.bench.report import colored, render
+from pocketllm.bench.reports.text import colored, render
 from pocketllm.evidence.store import read_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pocketllm.bench.analysis import Contrast, adjusted_p
+from pocketllm.bench.analysis.contrasts import Contrast, adjusted_p
 from pocketllm.bench.arm import Role
 from pocketllm.bench.targets.contract import Ask, Sample
 from tests.unit.test_bench_run import run, spoiled

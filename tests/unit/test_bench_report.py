@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pocketllm.bench import report
-from pocketllm.bench.report import colored, render, render_plan
-from pocketllm.bench.verdict import Word
+from pocketllm.bench.analysis.verdict import Word
+from pocketllm.bench.reports import text as report
+from pocketllm.bench.reports.text import colored, render, render_plan
 from pocketllm.engine.options import EngineOptions
 from tests.unit.test_bench_run import Quiet, make_arms, run
 

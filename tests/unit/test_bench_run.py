@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pocketllm.bench.analysis.verdict import exit_code
 from pocketllm.bench.arm import ArmSet, make_arms
 from pocketllm.bench.record import judged_words
 from pocketllm.bench.run import Outcome, Run, Settings, minutes, past_nulls, whole_blocks
@@ -14,7 +15,6 @@ from pocketllm.bench.scenarios import find_scenario, known
 from pocketllm.bench.targets.contract import Ask, Sample, slot_costs
 from pocketllm.bench.targets.gate import GateAnswer, GateState
 from pocketllm.bench.targets.rig import Rig
-from pocketllm.bench.verdict import exit_code
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
 from pocketllm.evidence.store import keep, read_record

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pytest
 from scipy import stats as scipy_stats
 
-from pocketllm.bench import stats
+from pocketllm.bench.analysis import stats
+from pocketllm.bench.analysis.verdict import DEFAULT_MARGINS, Evidence, Word, judge, noise_floor
 from pocketllm.bench.arm import Isolation
 from pocketllm.bench.schedule import order
-from pocketllm.bench.verdict import DEFAULT_MARGINS, Evidence, Word, judge, noise_floor
 
 SEEDS = 2000
 NAMES = ("base", "candidate", "null")

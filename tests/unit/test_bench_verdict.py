@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.bench.stats import Fit
-from pocketllm.bench.verdict import Evidence, Floor, Require, Word, exit_code, judge, noise_floor
+from pocketllm.bench.analysis.stats import Fit
+from pocketllm.bench.analysis.verdict import Evidence, Floor, Require, Word, exit_code, judge, noise_floor
 
 
 def fit(percent: float, se_percent: float, df: int = 9) -> Fit:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Role
-from pocketllm.bench.verdict import Word
 
 WIDTH = 80
 NAME = 12

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pocketllm.bench.analysis.stats import Fit, bonferroni_level
 from pocketllm.bench.arm import Isolation
-from pocketllm.bench.stats import Fit, bonferroni_level
 
 DEFAULT_MARGINS = {Isolation.TOGGLE: 0.01, Isolation.ATTACH: 0.02}
 MIN_HISTORY = 8

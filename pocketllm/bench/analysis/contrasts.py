@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pocketllm.bench import stats, validity
+from pocketllm.bench.analysis import stats, validity
+from pocketllm.bench.analysis.validity import Check, Measured, Severity
+from pocketllm.bench.analysis.verdict import Evidence, Floor, Verdict, judge, noise_floor
 from pocketllm.bench.arm import ArmSet, Role
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.schedule import Slot
 from pocketllm.bench.targets.contract import slot_costs
-from pocketllm.bench.validity import Check, Measured, Severity
-from pocketllm.bench.verdict import Evidence, Floor, Verdict, judge, noise_floor
 
 MIN_FIT_BLOCKS = 4
 

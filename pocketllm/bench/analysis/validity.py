@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pocketllm.bench.analysis.stats import NULL_LEVEL, Fit, two_sided_p
 from pocketllm.bench.schedule import DEFAULT_BLOCKS, MIN_BLOCKS
-from pocketllm.bench.stats import NULL_LEVEL, Fit, two_sided_p
 from pocketllm.bench.targets.contract import Sample
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pocketllm.bench import stats
+from pocketllm.bench.analysis import stats
 from pocketllm.bench.arm import ArmSet
 from pocketllm.bench.run import minutes, whole_blocks
 from pocketllm.bench.scenarios.contract import Scenario

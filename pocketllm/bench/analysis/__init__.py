@@ -1,0 +1,1 @@
+"""From slot values to a verdict: estimates, intervals, validity, the words. Pure."""

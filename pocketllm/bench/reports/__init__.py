@@ -1,0 +1,1 @@
+"""From a record, or a plan, to what people read; never measures."""
