@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from pocketllm.cli import bench as bench_command
 from pocketllm.cli.main import app
 from pocketllm.evidence.store import read_record
 from tests.served.conftest import Served
@@ -136,3 +138,20 @@ def test_a_red_golden_check_ends_with_3(
     assert answer.exit_code == code
     assert "V11 base" in answer.stderr
     assert list((tmp_path / "records" / "local").glob("*")) == []
+
+
+def test_a_subcommand_runs_alone_and_takes_no_flag_of_bench_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gate:
+        @staticmethod
+        def register(bench: typer.Typer) -> None:
+            bench.command("gate")(lambda: typer.echo("gated"))
+
+    monkeypatch.setattr(bench_command, "SUBCOMMANDS", (Gate,))
+    main = typer.Typer()
+    bench_command.register(main)
+    alone = CliRunner().invoke(main, ["bench", "gate"])
+    mixed = CliRunner().invoke(main, ["bench", "--arms", "base", "gate"])
+
+    assert (alone.exit_code, alone.stdout) == (0, "gated\n")
+    assert (mixed.exit_code, mixed.stdout) == (2, "")
+    assert "--arms stands before gate" in mixed.stderr

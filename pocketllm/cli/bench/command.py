@@ -1,20 +1,27 @@
 """`pocketllm bench`: is B different from A, by how much, and could this run have known?"""
 
 import os
-import re
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pocketllm.cli import engine_options as flags
+from pocketllm.cli.bench.progress import bar_or_lines
+from pocketllm.cli.bench.values import (
+    at_least_one,
+    check_gates,
+    display,
+    parse_duration,
+    parse_margins,
+    pick_scenario,
+)
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
 
 if TYPE_CHECKING:
     from pocketllm.bench.arm import ArmSet
-    from pocketllm.bench.run import Progress, Settings
+    from pocketllm.bench.run import Settings
     from pocketllm.bench.scenarios.contract import Scenario
     from pocketllm.engine.options import EngineOptions
 
@@ -27,25 +34,18 @@ pocketllm bench --scenario decode --arms ours:url=http://127.0.0.1:8000 --arms l
 pocketllm bench --scenario decode --arms base --arms narrow:max_num_seqs=1 --plan
 """
 
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
-UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the app."""
-    app.command("bench", epilog=EPILOG)(bench)
-
 
 @command
 def bench(
+    context: typer.Context,
     arms: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--arms",
             help="NAME[:key=value,…], repeatable; the first is the baseline. Keys: switchable engine options "
             "(prefill_chunk, max_num_seqs, max_num_batched_tokens, watermark, reserve), or url= of a running server.",
         ),
-    ],
+    ] = None,
     scenario: Annotated[str, typer.Option("--scenario", help="What to ask for: decode or prefill.")] = "decode",
     input_len: Annotated[
         int | None, typer.Option("--input-len", help="Prompt tokens.", show_default="the scenario's")
@@ -96,6 +96,9 @@ def bench(
     The null arm (the baseline again) joins by itself: a difference between A and A makes the run INVALID. Verdicts:
     FASTER, SLOWER, SAME, SMALL, NOT DISTINGUISHABLE, INVALID. Any valid verdict exits 0; 3 is INVALID or not judged.
     """
+    if context.invoked_subcommand is not None:
+        refuse_own_flags(context)
+        return
     options = flags.engine_options(
         model=model,
         backend=backend,
@@ -108,6 +111,7 @@ def bench(
     )
     from pocketllm.bench.arm import make_arms
 
+    arms = arms or []
     check_gates(fail_on, require, no_null, len(arms))
     chosen = pick_scenario(scenario, input_len, output_len)
     arm_set = make_arms(arms, options, baseline, with_null=not no_null)
@@ -133,6 +137,18 @@ def bench(
         arguments={**options.as_dict(), "budget_s": seconds, "blocks": blocks, "requests": requests},
     )
     finish(settings, options, as_json, fail_on is not None, require)
+
+
+def refuse_own_flags(context: typer.Context) -> None:
+    """OptionError for a flag of `bench` itself before a subcommand, which would not see it."""
+    from pocketllm.errors import OptionError
+
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(
+                f"{parameter.opts[0]} stands before {context.invoked_subcommand}: flags follow the subcommand"
+            )
 
 
 def finish(
@@ -176,157 +192,3 @@ def show_plan(
         write_json(document)
     else:
         typer.echo(render_plan(document))
-
-
-# -- reading the flags -------------------------------------------------------------------------------------------------
-def check_gates(fail_on: str | None, require: str | None, no_null: bool, num_arms: int) -> None:
-    """Refuse gates that are unknown, or that have no verdict to read."""
-    from pocketllm.bench.analysis.verdict import Require
-    from pocketllm.errors import OptionError
-
-    if fail_on not in (None, "slower"):
-        raise OptionError(f"--fail-on {fail_on!r}: the one gate is `slower`")
-    known = [item.value for item in Require]
-    if require is not None and require not in known:
-        raise OptionError(f"--require {require!r}: known is {', '.join(known)}")
-    if no_null and (fail_on or require):
-        raise OptionError("--no-null gives no verdict, so --fail-on and --require have nothing to read")
-    if num_arms < 2 and (fail_on or require):
-        raise OptionError("one arm and its null arm give no verdict, so --fail-on and --require have nothing to read")
-
-
-def pick_scenario(name: str, input_len: int | None, output_len: int | None) -> "Scenario":
-    """The scenario with the lengths asked for."""
-    from dataclasses import replace
-
-    from pocketllm.bench.scenarios import find_scenario
-    from pocketllm.errors import OptionError
-
-    scenario = find_scenario(name)
-    at_least_one("--input-len", input_len)
-    at_least_one("--output-len", output_len)
-    chosen = replace(scenario, n_prompt=input_len or scenario.n_prompt, n_out=output_len or scenario.n_out)
-    if "decode" in chosen.primary and chosen.n_out < 3:
-        raise OptionError(
-            f"--output-len {chosen.n_out}: decode is the gaps after the second token, so it needs 3 tokens"
-        )
-    return chosen
-
-
-def at_least_one(flag: str, value: int | None) -> None:
-    """Refuse what counts nothing."""
-    from pocketllm.errors import OptionError
-
-    if value is not None and value < 1:
-        raise OptionError(f"{flag} {value} must be at least 1")
-
-
-def parse_duration(text: str | None) -> float | None:
-    """Seconds of `150s`, `2.5m`, `1h` or a bare number; OptionError for anything else."""
-    from pocketllm.errors import OptionError
-
-    if text is None:
-        return None
-    match = DURATION.fullmatch(text.strip())
-    if not match or float(match[1]) <= 0:
-        raise OptionError(f"--budget {text!r} is not a time such as 150s, 5m or 1h")
-    return float(match[1]) * UNITS[match[2]]
-
-
-def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> dict[str, float]:
-    """Margin by primary metric; OptionError for a metric that this scenario does not judge."""
-    from pocketllm.bench.analysis.verdict import DEFAULT_MARGINS
-    from pocketllm.errors import OptionError
-
-    margins = dict.fromkeys(scenario.primary, DEFAULT_MARGINS[arm_set.isolation])
-    for part in [] if text is None else text.split(","):
-        metric, equals, value = part.rpartition("=")
-        share = parse_share(value)
-        if not equals:
-            margins = dict.fromkeys(scenario.primary, share)
-        elif metric in margins:
-            margins[metric] = share
-        else:
-            raise OptionError(f"--margin {part!r}: {scenario.name} judges {', '.join(scenario.primary)}")
-    return margins
-
-
-def parse_share(text: str) -> float:
-    """`1%` or `0.01` as 0.01; OptionError outside (0, 1)."""
-    from pocketllm.errors import OptionError
-
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise OptionError(f"--margin {text!r} is not a share such as 1% or 0.01")
-    return share
-
-
-def display(path: Path) -> str:
-    """A path as seen from here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------
-class Lines:
-    """Progress as plain lines on stderr, at most one every few seconds."""
-
-    every_s = 10.0
-
-    def __init__(self) -> None:
-        self.last_s = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        say(text)
-
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
-        now = time.monotonic()
-        if now - self.last_s >= self.every_s or done == total:
-            self.last_s = now
-            say(f"slot {done} of {total}, {left_s:.0f} s left")
-
-
-class Bar:
-    """Progress as a bar on a terminal's stderr."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as RichProgress
-
-        columns = (TextColumn("slots"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-        self.rich = RichProgress(*columns, console=Console(stderr=True), transient=True)
-        self.task: Any = None
-
-    def __enter__(self) -> "Progress":
-        self.rich.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.rich.stop()
-
-    def say(self, text: str) -> None:
-        self.rich.console.print(text, markup=False, highlight=False)
-
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
-        left = f"{left_s:.0f} s left"
-        if self.task is None:
-            self.task = self.rich.add_task("slots", total=total, left=left)
-        self.rich.update(self.task, completed=done, left=left)
-
-
-def bar_or_lines() -> "Lines | Bar":
-    """A bar where somebody watches, lines where not."""
-    return Bar() if sys.stderr.isatty() else Lines()

@@ -1,0 +1,106 @@
+"""Values of bench flags: durations, shares, margins, scenarios; OptionError names the flag that cannot be used."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pocketllm.bench.arm import ArmSet
+    from pocketllm.bench.scenarios.contract import Scenario
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def check_gates(fail_on: str | None, require: str | None, no_null: bool, num_arms: int) -> None:
+    """Refuse gates that are unknown, or that have no verdict to read."""
+    from pocketllm.bench.analysis.verdict import Require
+    from pocketllm.errors import OptionError
+
+    if fail_on not in (None, "slower"):
+        raise OptionError(f"--fail-on {fail_on!r}: the one gate is `slower`")
+    known = [item.value for item in Require]
+    if require is not None and require not in known:
+        raise OptionError(f"--require {require!r}: known is {', '.join(known)}")
+    if no_null and (fail_on or require):
+        raise OptionError("--no-null gives no verdict, so --fail-on and --require have nothing to read")
+    if num_arms < 2 and (fail_on or require):
+        raise OptionError("one arm and its null arm give no verdict, so --fail-on and --require have nothing to read")
+
+
+def pick_scenario(name: str, input_len: int | None, output_len: int | None) -> "Scenario":
+    """The scenario with the lengths asked for."""
+    from dataclasses import replace
+
+    from pocketllm.bench.scenarios import find_scenario
+    from pocketllm.errors import OptionError
+
+    scenario = find_scenario(name)
+    at_least_one("--input-len", input_len)
+    at_least_one("--output-len", output_len)
+    chosen = replace(scenario, n_prompt=input_len or scenario.n_prompt, n_out=output_len or scenario.n_out)
+    if "decode" in chosen.primary and chosen.n_out < 3:
+        raise OptionError(
+            f"--output-len {chosen.n_out}: decode is the gaps after the second token, so it needs 3 tokens"
+        )
+    return chosen
+
+
+def at_least_one(flag: str, value: int | None) -> None:
+    """Refuse what counts nothing."""
+    from pocketllm.errors import OptionError
+
+    if value is not None and value < 1:
+        raise OptionError(f"{flag} {value} must be at least 1")
+
+
+def parse_duration(text: str | None) -> float | None:
+    """Seconds of `150s`, `2.5m`, `1h` or a bare number; OptionError for anything else."""
+    from pocketllm.errors import OptionError
+
+    if text is None:
+        return None
+    match = DURATION.fullmatch(text.strip())
+    if not match or float(match[1]) <= 0:
+        raise OptionError(f"--budget {text!r} is not a time such as 150s, 5m or 1h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> dict[str, float]:
+    """Margin by primary metric; OptionError for a metric that this scenario does not judge."""
+    from pocketllm.bench.analysis.verdict import DEFAULT_MARGINS
+    from pocketllm.errors import OptionError
+
+    margins = dict.fromkeys(scenario.primary, DEFAULT_MARGINS[arm_set.isolation])
+    for part in [] if text is None else text.split(","):
+        metric, equals, value = part.rpartition("=")
+        share = parse_share(value)
+        if not equals:
+            margins = dict.fromkeys(scenario.primary, share)
+        elif metric in margins:
+            margins[metric] = share
+        else:
+            raise OptionError(f"--margin {part!r}: {scenario.name} judges {', '.join(scenario.primary)}")
+    return margins
+
+
+def parse_share(text: str) -> float:
+    """`1%` or `0.01` as 0.01; OptionError outside (0, 1)."""
+    from pocketllm.errors import OptionError
+
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise OptionError(f"--margin {text!r} is not a share such as 1% or 0.01")
+    return share
+
+
+def display(path: Path) -> str:
+    """A path as seen from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
