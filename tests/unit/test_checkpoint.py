@@ -71,11 +71,11 @@ def test_an_unknown_tensor_name_is_a_lookup_error(tiny_gguf: Path) -> None:
 
 def test_a_type_without_a_decoder_opens_and_is_refused_when_its_values_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    path.write_bytes(gguf_bytes([ARCHITECTURE], [tensor("a", [128], 143)], b"\0" * 28))
+    path.write_bytes(gguf_bytes([ARCHITECTURE], [tensor("a", [256], 15)], b"\0" * 292))
     checkpoint = open_checkpoint(path)
 
-    assert checkpoint.data("a").nbytes == 28
-    with pytest.raises(UnsupportedFeatureError, match="PTQ1_0 has no decoder; decodable are"):
+    assert checkpoint.data("a").nbytes == 292
+    with pytest.raises(UnsupportedFeatureError, match="Q8_K has no decoder; decodable are"):
         checkpoint.values("a")
 
 

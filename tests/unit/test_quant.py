@@ -9,8 +9,12 @@ from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_ID, BY_NAME
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 
-EXPECTED = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+EXPECTED = {
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS", "MXFP4",
+}  # fmt: skip
 HALVES = {  # bytes of a block where a float16 lies
+    "IQ4_NL": (0,), "IQ4_XS": (0,),
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
@@ -89,7 +93,7 @@ def test_shapes_that_the_bytes_cannot_have_are_refused() -> None:
         quant.dequantize(data, "Q4_0", (8, 16))
 
 
-@pytest.mark.parametrize("quant_type", ["MXFP4", "PTQ1_0", "TYPE_250"])
+@pytest.mark.parametrize("quant_type", ["Q8_K", "I32", "TYPE_250"])
 def test_a_type_without_a_decoder_is_refused_with_the_known_ones(quant_type: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=f"{quant_type} has no decoder; decodable are BF16, F16"):
         quant.dequantize(np.zeros(32, np.uint8), quant_type, (1, 32))

@@ -22,3 +22,10 @@ def k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     minimums = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
     return half(blocks, 0) * scales, half(blocks, 2) * minimums
+
+
+CODEBOOK = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
+"""The 16 values of IQ4_NL and IQ4_XS."""
+
+E2M1_DOUBLED = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
+"""Twice the values of a 4-bit float (OCP Microscaling Formats 1.0); a negative zero is a plain one here."""
