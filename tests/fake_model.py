@@ -118,7 +118,8 @@ def fake_loop(
     some = limits(**changes)
     model = model or FakeModel(some.num_blocks, some.block_size)
     scheduler = Scheduler(some, model.vocab_size)
-    runner = Runner(model, model.new_cache(), some.block_size, lambda hidden, rows: hidden[rows])
+    cache = model.new_cache()
+    runner = Runner(lambda batch: model.forward(batch, cache), model.logits, some.block_size, lambda x, rows: x[rows])
     return EngineLoop(scheduler, runner, tokenizer or FakeTokenizer()), scheduler, model  # type: ignore[arg-type]  # a fake
 
 

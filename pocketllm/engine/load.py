@@ -49,7 +49,8 @@ class Engine:
         cache = ops.new_kv_cache(
             spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, limits.num_blocks, limits.block_size
         )
-        runner = Runner(self.model, cache, limits.block_size, ops.take)
+        forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
+        runner = Runner(forward, self.model.logits, limits.block_size, ops.take)
         return EngineLoop(Scheduler(limits, self.model.vocab_size), runner, self.tokenizer)
 
     def sibling(self, **switchable: Any) -> "Engine":

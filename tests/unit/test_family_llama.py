@@ -168,4 +168,4 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
         with open_checkpoint(write_llama(tmp_path / "tiny.gguf", TinyLlama(tied=tied))) as checkpoint:
             model = FAMILY.load(checkpoint, select_backend("reference", 1).ops, 64)
 
-        assert (model.head is model.embedding) is tied
+        assert (model.head.weight is model.embedding) is tied

@@ -1,6 +1,7 @@
 """Each operation of the reference backend against numpy in float64, and to the bit against itself in other company."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import Ops, RopeLayout
+from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout
 from pocketllm.engine.backends.reference.device import NAME, declare
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.backends.reference.rows import padded, rows_are_invariant
@@ -50,18 +51,35 @@ def test_the_declared_ops_are_those_it_has() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 63, 300])
-def test_linear_is_the_product_with_the_transposed_matrix(ops: ReferenceOps, tokens: int) -> None:
+def test_a_projection_is_the_product_with_the_transposed_matrix(ops: ReferenceOps, tokens: int) -> None:
     x, weight, bias = normal(tokens, 77), normal(33, 77, seed=1), normal(33, seed=2)
-    got = ops.linear(torch.from_numpy(x), load(ops, weight), ops.load_vector(bias))
+    whole = Projection(load(ops, weight), ops.load_vector(bias))
+    got, part = ops.project(torch.from_numpy(x), whole, Projection(load(ops, weight[:5])))
 
-    assert close(got, x.astype(np.float64) @ weight.T.astype(np.float64) + bias)
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    assert close(got, expected + bias)
+    assert close(part, expected[:, :5])
+    assert close(ops.project_add(torch.from_numpy(x), whole, got), 2 * (expected + bias))
+
+
+def test_rows_are_normed_before_they_are_projected_when_asked(ops: ReferenceOps) -> None:
+    x, norm = torch.from_numpy(normal(5, 60)), Norm(ops.load_vector(normal(60, seed=1)), 1e-2)
+    projection = Projection(load(ops, normal(7, 60, seed=2)))
+
+    (got,) = ops.project(x, projection, norm=norm)
+    assert torch.equal(got, ops.project(ops.rms_norm(x, norm), projection)[0])
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square(ops: ReferenceOps) -> None:
     x, weight = normal(5, 60), normal(60, seed=1)
-    got = ops.rms_norm(torch.from_numpy(x), ops.load_vector(weight), 1e-2)
+    got = ops.rms_norm(torch.from_numpy(x), Norm(ops.load_vector(weight), 1e-2))
+    by_head = ops.rms_norm(torch.from_numpy(x), Norm(ops.load_vector(weight[:20]), 1e-2))
 
-    assert close(got, x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-2) * weight)
+    def expected(runs: Array, weight: Array) -> npt.NDArray[np.float64]:
+        return runs / np.sqrt((runs.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-2) * weight
+
+    assert close(got, expected(x, weight))
+    assert close(by_head, expected(x.reshape(5, 3, 20), weight[:20]).reshape(5, 60))
 
 
 def test_silu_mul_is_the_gate_times_its_sigmoid_times_up(ops: ReferenceOps) -> None:
@@ -71,6 +89,15 @@ def test_silu_mul_is_the_gate_times_its_sigmoid_times_up(ops: ReferenceOps) -> N
 
     assert torch.isfinite(got).all()
     assert close(got, gate * up / (1 + np.exp(-gate.astype(np.float64))))
+
+
+def test_gelu_mul_is_the_tanh_form_of_gelu_times_up(ops: ReferenceOps) -> None:
+    gate, up = normal(4, 50) * 30, normal(4, 50, seed=1)
+    gate[0, :3] = (-200.0, 200.0, 0.0)
+    got = ops.gelu_mul(torch.from_numpy(gate), torch.from_numpy(up))
+
+    wide = gate.astype(np.float64)
+    assert close(got, 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up)
 
 
 @pytest.mark.parametrize("layout", RopeLayout)
@@ -140,6 +167,9 @@ def one_sequence(length: int, first: int, table: list[int], block_size: int) -> 
     )
 
 
+WINDOWED = replace(GEOMETRY, window=37, softcap=1.5)
+
+
 def plain_attention(q: Array, k: Array, v: Array, spec: AttentionSpec, first: int) -> npt.NDArray[np.float64]:
     """One query and one head at a time."""
     heads = q.reshape(len(q), spec.num_heads, -1).astype(np.float64)
@@ -148,16 +178,20 @@ def plain_attention(q: Array, k: Array, v: Array, spec: AttentionSpec, first: in
     for token in range(len(q)):
         for head in range(spec.num_heads):
             shared, seen = head * spec.num_kv_heads // spec.num_heads, first + token + 1
-            scores = keys[:seen, shared] @ heads[token, head] * spec.scale
+            start = max(0, seen - spec.window) if spec.window else 0
+            scores = keys[start:seen, shared] @ heads[token, head] * spec.scale
+            if spec.softcap:
+                scores = spec.softcap * np.tanh(scores / spec.softcap)
             share = np.exp(scores - scores.max())
-            out[token, head] = share @ values[:seen, shared] / share.sum()
+            out[token, head] = share @ values[start:seen, shared] / share.sum()
     return out.reshape(len(q), -1)
 
 
 @pytest.mark.parametrize(("length", "first"), [(1, 0), (40, 0), (40, 39), (256, 200), (257, 0), (600, 555)])
 @pytest.mark.parametrize("block_size", [16, 24, 1])
-def test_attention_sees_each_cached_token_up_to_its_own(
-    ops: ReferenceOps, length: int, first: int, block_size: int
+@pytest.mark.parametrize("spec", [GEOMETRY, WINDOWED], ids=["all before", "window and softcap"])
+def test_attention_sees_the_cached_tokens_that_it_may(
+    ops: ReferenceOps, length: int, first: int, block_size: int, spec: AttentionSpec
 ) -> None:
     num_blocks = -(-length // block_size)
     table = np.random.default_rng(2).permutation(num_blocks + 3)[:num_blocks].tolist()
@@ -168,16 +202,20 @@ def test_attention_sees_each_cached_token_up_to_its_own(
         ops.store_kv(cache, 1, torch.from_numpy(k[:first]), torch.from_numpy(v[:first]), before)
     batch = one_sequence(length, first, table, block_size)
     ops.store_kv(cache, 1, torch.from_numpy(k[first:]), torch.from_numpy(v[first:]), batch)
-    got = ops.attention(torch.from_numpy(q[first:]), cache, 1, batch, GEOMETRY)
+    got = ops.attention(torch.from_numpy(q[first:]), cache, 1, batch, spec)
 
-    assert close(got, plain_attention(q[first:], k, v, GEOMETRY, first))
+    assert close(got, plain_attention(q[first:], k, v, spec, first))
     assert not cache.keys[0].any()
 
 
 # -- the same bits in any company ------------------------------------------------------------------------------------
 ROWWISE: dict[str, Callable[[ReferenceOps, torch.Tensor], torch.Tensor]] = {
-    "linear": lambda ops, x: ops.linear(x, torch.from_numpy(normal(40, 60, seed=5)), torch.from_numpy(normal(40))),
-    "rms_norm": lambda ops, x: ops.rms_norm(x, torch.from_numpy(normal(60, seed=5)), 1e-5),
+    "project": lambda ops, x: ops.project(
+        x, Projection(torch.from_numpy(normal(40, 60, seed=5)), torch.from_numpy(normal(40)))
+    )[0],
+    "rms_norm": lambda ops, x: ops.rms_norm(x, Norm(torch.from_numpy(normal(60, seed=5)), 1e-5)),
+    "head norm": lambda ops, x: ops.rms_norm(x, Norm(torch.from_numpy(normal(20, seed=5)), 1e-5)),
+    "gelu_mul": lambda ops, x: ops.gelu_mul(x, x.flip(-1)),
     "silu_mul": lambda ops, x: ops.silu_mul(x, x.flip(-1)),
     "add": lambda ops, x: ops.add(x, x.flip(-1)),
 }

@@ -1,15 +1,16 @@
 """Runs one scheduled step through the model and hands each request its logits."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.backends.api.ops import KVCache, Tensor
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.ops import Tensor
 from pocketllm.engine.lifecycle import batch
 from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.scheduler import Schedule
-from pocketllm.engine.models.contract import Model
 
 LogitsRow = npt.NDArray[np.float32]
 """[vocab]"""
@@ -19,16 +20,21 @@ LOGIT_ROWS_AT_ONCE = 128
 
 
 class Runner:
-    """A model and the cache it writes; knows nothing of why a request is run.
+    """A model's forward pass over its cache, and its head; knows nothing of why a request is run.
 
+    forward: one flat batch → hidden states of its `logit_rows`, as the backend captured it; logits: the model's own;
     take: the backend's `Ops.take`, for cutting many rows of hidden states into slices.
     """
 
     def __init__(
-        self, model: Model, cache: KVCache, block_size: int, take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor]
+        self,
+        forward: Callable[[ForwardBatch], Tensor],
+        logits: Callable[[Tensor], Any],
+        block_size: int,
+        take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor],
     ) -> None:
-        self._model = model
-        self._cache = cache
+        self._forward = forward
+        self._logits = logits
         self._block_size = block_size
         self._take = take
 
@@ -38,7 +44,7 @@ class Runner:
         Rows of requests that want prompt logits go into `request.prompt_logits` instead.
         """
         forward_batch = batch.build(schedule, self._block_size)
-        hidden = self._model.forward(forward_batch, self._cache)
+        hidden = self._forward(forward_batch)
         owners = [
             (request, request.num_computed_tokens + count - wanted + row)
             for request, count in schedule.num_tokens.items()
@@ -49,7 +55,7 @@ class Runner:
         for first in range(0, len(owners), LOGIT_ROWS_AT_ONCE):
             some = owners[first : first + LOGIT_ROWS_AT_ONCE]
             rows = np.arange(first, first + len(some), dtype=np.int32)
-            logits = self._model.logits(hidden if len(some) == len(owners) else self._take(hidden, rows))
+            logits = self._logits(hidden if len(some) == len(owners) else self._take(hidden, rows))
             for (request, position), row_logits in zip(some, logits, strict=True):
                 if request.wants_prompt_logits:
                     self._keep(request, position, row_logits)

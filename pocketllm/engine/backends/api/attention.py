@@ -48,3 +48,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
+    window: int | None = None
+    """A token sees itself and the window - 1 before it; None: all before it."""
+    softcap: float | None = None
+    """Scores become softcap · tanh(score / softcap) before the softmax (Gemma 2); None: as they are."""

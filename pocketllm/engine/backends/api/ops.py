@@ -5,6 +5,8 @@ operation is out of place unless it says otherwise, computes a row independently
 declared `batch_invariant_width`, and is bound once at load: there is no lookup and no fallback per call.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -30,6 +32,22 @@ class RopeLayout(Enum):
     """(0, d/2), (1, d/2 + 1), … as in qwen and gemma"""
 
 
+@dataclass(frozen=True)
+class Projection:
+    """One matrix [out, in] with its optional bias [out]."""
+
+    weight: Weight
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm's weight and epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
 class Ops(Protocol):
     """What a backend offers to model families."""
 
@@ -46,14 +64,21 @@ class Ops(Protocol):
         """An empty paged cache of num_blocks blocks of block_size tokens for each layer."""
 
     # -- each step ---------------------------------------------------------------------------------------------------
-    def embed(self, table: Weight, input_ids: npt.NDArray[np.int32]) -> Tensor:
-        """Rows of the embedding table: [tokens, hidden], float32 on the reference backend."""
+    def embed(self, table: Weight, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Tensor:
+        """Rows of the embedding table times scale: [tokens, hidden], float32."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang & Sennrich 2019)."""
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """x / sqrt(mean(x²) + eps) · weight (Zhang & Sennrich 2019), over each run of len(weight) values of a row:
+        the whole row, or each head of it."""
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """x · weightᵀ (+ bias): [tokens, in] → [tokens, out]."""
+    def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
+        """x · weightᵀ (+ bias) for each projection, x normed first when asked: [tokens, in] → [tokens, out] each.
+
+        Together because norm, and what a backend does to rows before it multiplies them, is then paid once.
+        """
+
+    def project_add(self, x: Tensor, projection: Projection, residual: Tensor) -> Tensor:
+        """residual + x · weightᵀ (+ bias): [tokens, in] → [tokens, out]."""
 
     def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32], magnitude: float) -> Tensor:
         """cos and sin of position · inv_freq, both times magnitude; made once a step and shared by its layers."""
@@ -70,6 +95,9 @@ class Ops(Protocol):
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) · up, the gate of SwiGLU (Shazeer 2020)."""
 
+    def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gelu(gate) · up with gelu's tanh form, the gate of GeGLU (Shazeer 2020)."""
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y."""
 
@@ -81,3 +109,11 @@ class Ops(Protocol):
 
     def synchronize(self) -> None:
         """Return when all operations given so far have finished."""
+
+    # -- once per engine ---------------------------------------------------------------------------------------------
+    def capture(self, forward: Callable[[ForwardBatch], Tensor], max_tokens: int) -> Callable[[ForwardBatch], Tensor]:
+        """The same function, replayed as fast as this backend can (a command list, a graph) for up to max_tokens.
+
+        `forward` composes operations and hands a batch's fields on to them without looking inside, so that it may be
+        called here with a symbolic batch. A result stays valid until the next call.
+        """

@@ -37,8 +37,12 @@ class SequencePlan:
     """Cached tokens after this step."""
     blocks: Tensor
     """Its cache blocks in order, then any block as often as it takes to fill the last tile."""
-    hidden: Tensor
-    """True where a query may not look, [queries, 1, keys]: keys are padded to whole tiles."""
+    ahead: Tensor
+    """How many tokens a key comes after a query, negative before it, [queries, 1, keys]: padded to whole tiles."""
+
+    def hidden(self, window: int | None) -> Tensor:
+        """True where a query may not look: ahead of it, or further back than its window."""
+        return self.ahead > 0 if window is None else (self.ahead > 0) | (self.ahead <= -window)
 
 
 @dataclass(frozen=True)
@@ -57,18 +61,18 @@ def plan_step(batch: ForwardBatch, block_size: int) -> StepPlan:
         first, last = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
         length = int(batch.seq_lens[row])
         num_keys = -(-length // TILE) * TILE
-        hidden = np.arange(num_keys) > batch.positions[first:last, None, None]
+        ahead = np.arange(num_keys, dtype=np.int32) - batch.positions[first:last, None, None]
         blocks = np.zeros(-(-num_keys // block_size), np.int64)
         num_own = -(-length // block_size)
         blocks[:num_own] = batch.block_table[row, :num_own]
-        sequences.append(SequencePlan(first, last, length, torch.from_numpy(blocks), torch.from_numpy(hidden)))
+        sequences.append(SequencePlan(first, last, length, torch.from_numpy(blocks), torch.from_numpy(ahead)))
     return StepPlan(batch, torch.from_numpy(batch.slot_mapping), sequences)
 
 
 def gather(cache: Tensor, plan: SequencePlan) -> Tensor:
     """One sequence's keys or values of one layer: [heads, keys in whole tiles, dim]; past its length, anything."""
     _, _, heads, dim = cache.shape
-    return cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.hidden.shape[-1]].transpose(0, 1)
+    return cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.ahead.shape[-1]].transpose(0, 1)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: AttentionSpec) -> Tensor:
@@ -81,6 +85,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: Attent
     by_head = q.view(queries, spec.num_kv_heads, group, spec.head_dim).transpose(0, 1)
     by_head = pad_rows(by_head.reshape(spec.num_kv_heads, queries * group, spec.head_dim))
     scores = torch.bmm(by_head, keys.transpose(1, 2)).mul_(spec.scale)
+    if spec.softcap is not None:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     seen = scores[:, : queries * group].view(spec.num_kv_heads, queries, group, -1)
     seen.masked_fill_(hidden, -torch.inf)
     scores = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
@@ -102,5 +108,5 @@ def paged_attention(q: Tensor, cache: PagedCache, layer: int, step: StepPlan, sp
     for plan in step.sequences:
         keys, values = gather(cache.keys[layer], plan), gather(cache.values[layer], plan)
         values[:, plan.length :] = 0.0  # weighed with zero below, which would not quiet an infinity left by another
-        parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden, spec))
+        parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden(spec.window), spec))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

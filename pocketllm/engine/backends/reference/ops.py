@@ -1,5 +1,8 @@
 """The operations of `api.ops` in plain torch, float32 throughout."""
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -7,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import RopeLayout
+from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
 from pocketllm.engine.backends.reference.rows import pad_rows
 from pocketllm.engine.weights import quant
@@ -49,16 +52,25 @@ class ReferenceOps:
             values=[untouched_zeros(*shape, value_dim) for _ in range(num_layers)],
         )
 
-    def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32]) -> Tensor:
-        return table[torch.from_numpy(input_ids)]
+    def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Tensor:
+        rows = table[torch.from_numpy(input_ids)]
+        return rows if scale == 1.0 else rows * scale
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, eps)
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        runs = x.view(len(x), -1, len(norm.weight))
+        return functional.rms_norm(runs, norm.weight.shape, norm.weight, norm.eps).view(x.shape)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """Few rows are padded, so that a row does not depend on how many there are (`rows`)."""
-        y = functional.linear(pad_rows(x), weight)[: len(x)]
-        return y if bias is None else y + bias
+        padded = pad_rows(x if norm is None else self.rms_norm(x, norm))
+        parts = (functional.linear(padded, projection.weight)[: len(x)] for projection in projections)
+        return tuple(
+            y if projection.bias is None else y + projection.bias
+            for y, projection in zip(parts, projections, strict=True)
+        )
+
+    def project_add(self, x: Tensor, projection: Projection, residual: Tensor) -> Tensor:
+        return residual + self.project(x, projection)[0]
 
     def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32], magnitude: float) -> Tensor:
         """[2, tokens, 1, frequencies]: cosines and sines, the angle in float64 before it is rounded."""
@@ -93,6 +105,12 @@ class ReferenceOps:
         another way than the rest, so a row would depend on how many rows there are."""
         return (gate / gate.neg().exp_().add_(1)).mul_(up)
 
+    def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """0.5 · gate · (1 + tanh(√(2/π) · (gate + 0.044715 · gate³))) · up, spelled out for `silu_mul`'s reason."""
+        inner = (gate + 0.044715 * gate * gate * gate) * math.sqrt(2 / math.pi)
+        # tanh(z) = 1 - 2 / (exp(2z) + 1): no vectorised tanh whose last elements could round otherwise
+        return (gate * (1 - 1 / (inner.mul_(2).exp_() + 1))).mul_(up)
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
@@ -104,6 +122,10 @@ class ReferenceOps:
 
     def synchronize(self) -> None:
         """Every call has finished when it returns."""
+
+    def capture(self, forward: Callable[[ForwardBatch], Tensor], max_tokens: int) -> Callable[[ForwardBatch], Tensor]:
+        """The function itself: plain torch has nothing to replay."""
+        return forward
 
     def _plan(self, cache: PagedCache, batch: ForwardBatch) -> StepPlan:
         """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key."""

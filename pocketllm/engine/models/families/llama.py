@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import KVCache, Ops, RopeLayout, Tensor, Weight
+from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
 from pocketllm.engine.models.header import HeaderReader, is_list, misfit, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, inverse_frequencies, read_rope, rope_magnitude
@@ -107,23 +107,15 @@ def tensor_shapes(shape: LlamaShape) -> tuple[dict[str, tuple[int, ...]], dict[s
 
 
 @dataclass(frozen=True)
-class Projection:
-    """One matrix with its optional bias."""
-
-    weight: Weight
-    bias: Tensor | None
-
-
-@dataclass(frozen=True)
 class Layer:
     """One block's weights."""
 
-    attn_norm: Tensor
+    attn_norm: Norm
     q: Projection
     k: Projection
     v: Projection
     output: Projection
-    ffn_norm: Tensor
+    ffn_norm: Norm
     gate: Projection
     up: Projection
     down: Projection
@@ -137,8 +129,8 @@ class LlamaModel:
     shape: LlamaShape
     embedding: Weight
     layers: Sequence[Layer]
-    output_norm: Tensor
-    head: Weight
+    output_norm: Norm
+    head: Projection
     inv_freq: Tensor
     rope_magnitude: float
     attention: AttentionSpec
@@ -151,34 +143,29 @@ class LlamaModel:
         x = ops.embed(self.embedding, batch.input_ids)
         angles = ops.rope_angles(self.inv_freq, batch.positions, self.rope_magnitude)
         for number, layer in enumerate(self.layers):
-            x = ops.add(
-                x, self.attend(number, layer, ops.rms_norm(x, layer.attn_norm, self.shape.eps), angles, batch, cache)
-            )
-            x = ops.add(x, self.feed_forward(layer, ops.rms_norm(x, layer.ffn_norm, self.shape.eps)))
-        return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm, self.shape.eps)
+            x = self.attend(number, layer, x, angles, batch, cache)
+            x = self.feed_forward(layer, x)
+        return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
 
     def attend(
         self, number: int, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache
     ) -> Tensor:
-        """The attention half of a block, cache written first: [tokens, hidden] → the same."""
+        """The attention half of a block, cache written first, residual added: [tokens, hidden] → the same."""
         ops, head_dim = self.ops, self.shape.head_dim
-        q = ops.rope(self.project(x, layer.q), angles, head_dim, RopeLayout.ADJACENT)
-        k = ops.rope(self.project(x, layer.k), angles, head_dim, RopeLayout.ADJACENT)
-        ops.store_kv(cache, number, k, self.project(x, layer.v), batch)
-        return self.project(ops.attention(q, cache, number, batch, self.attention), layer.output)
+        q, k, v = ops.project(x, layer.q, layer.k, layer.v, norm=layer.attn_norm)
+        q = ops.rope(q, angles, head_dim, RopeLayout.ADJACENT)
+        k = ops.rope(k, angles, head_dim, RopeLayout.ADJACENT)
+        ops.store_kv(cache, number, k, v, batch)
+        return ops.project_add(ops.attention(q, cache, number, batch, self.attention), layer.output, x)
 
     def feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        """down(silu(gate x) · up x): [tokens, hidden] → the same."""
-        gated = self.ops.silu_mul(self.project(x, layer.gate), self.project(x, layer.up))
-        return self.project(gated, layer.down)
-
-    def project(self, x: Tensor, projection: Projection) -> Tensor:
-        """x · weightᵀ (+ bias)."""
-        return self.ops.linear(x, projection.weight, projection.bias)
+        """x + down(silu(gate x) · up x), x normed first: [tokens, hidden] → the same."""
+        gate, up = self.ops.project(x, layer.gate, layer.up, norm=layer.ffn_norm)
+        return self.ops.project_add(self.ops.silu_mul(gate, up), layer.down, x)
 
     def logits(self, hidden: Tensor) -> Any:
         """Logits as float32 numpy: [rows, vocab]."""
-        return self.ops.to_numpy(self.ops.linear(hidden, self.head))
+        return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
 
 
 class LlamaFamily:
@@ -187,8 +174,8 @@ class LlamaFamily:
     architecture = ARCHITECTURE
     capability = ModelCapability(
         required_ops=frozenset(
-            {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "linear", "rope_angles", "rope"}
-            | {"store_kv", "attention", "silu_mul", "add", "take", "to_numpy", "synchronize"}
+            {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles"}
+            | {"rope", "store_kv", "attention", "silu_mul", "take", "to_numpy", "synchronize", "capture"}
         )
     )
 
@@ -221,7 +208,7 @@ class LlamaFamily:
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> LlamaModel:
         shape = usable_shape(checkpoint.metadata, vocab_rows(checkpoint))
-        bind = Binder(checkpoint, ops)
+        bind = Binder(checkpoint, ops, shape.eps)
         embedding = bind.matrix("token_embd.weight")
         tied = "output.weight" not in checkpoint.tensors
         divisors = checkpoint.values("rope_freqs.weight") if "rope_freqs.weight" in checkpoint.tensors else None
@@ -230,8 +217,8 @@ class LlamaFamily:
             shape=shape,
             embedding=embedding,
             layers=[bind.layer(f"blk.{number}.") for number in range(shape.num_layers)],
-            output_norm=bind.vector("output_norm.weight"),
-            head=embedding if tied else bind.matrix("output.weight"),
+            output_norm=bind.norm("output_norm.weight"),
+            head=Projection(embedding if tied else bind.matrix("output.weight")),
             inv_freq=ops.load_vector(inverse_frequencies(shape.rope, divisors)),
             rope_magnitude=rope_magnitude(shape.rope),
             attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
@@ -246,6 +233,7 @@ class Binder:
 
     checkpoint: Checkpoint
     ops: Ops
+    eps: float
 
     def matrix(self, name: str) -> Weight:
         tensor = self.checkpoint.tensors[name]
@@ -254,18 +242,21 @@ class Binder:
     def vector(self, name: str) -> Tensor:
         return self.ops.load_vector(self.checkpoint.values(name))
 
+    def norm(self, name: str) -> Norm:
+        return Norm(self.vector(name), self.eps)
+
     def projection(self, name: str) -> Projection:
         bias = f"{name}.bias"
         return Projection(self.matrix(f"{name}.weight"), self.vector(bias) if bias in self.checkpoint.tensors else None)
 
     def layer(self, block: str) -> Layer:
         return Layer(
-            attn_norm=self.vector(block + "attn_norm.weight"),
+            attn_norm=self.norm(block + "attn_norm.weight"),
             q=self.projection(block + "attn_q"),
             k=self.projection(block + "attn_k"),
             v=self.projection(block + "attn_v"),
             output=self.projection(block + "attn_output"),
-            ffn_norm=self.vector(block + "ffn_norm.weight"),
+            ffn_norm=self.norm(block + "ffn_norm.weight"),
             gate=self.projection(block + "ffn_gate"),
             up=self.projection(block + "ffn_up"),
             down=self.projection(block + "ffn_down"),
