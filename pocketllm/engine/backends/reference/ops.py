@@ -57,7 +57,7 @@ class ReferenceOps:
         return rows if scale == 1.0 else rows * scale
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
-        runs = x.view(len(x), -1, len(norm.weight))
+        runs = x.view(len(x), x.shape[-1] // len(norm.weight), len(norm.weight))
         return functional.rms_norm(runs, norm.weight.shape, norm.weight, norm.eps).view(x.shape)
 
     def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
