@@ -1,0 +1,90 @@
+"""What a step costs beside the model: the real loop over a model that answers at once.
+
+`step_costs_s` is what the `op_latency` scenario records: schedule, batch, sample, detokenize and tell, with the real
+tokenizer; everything but the forward pass.
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.ops import KVCache, Tensor
+from pocketllm.engine.lifecycle.loop import EngineLoop
+from pocketllm.engine.lifecycle.request import Event, Request
+from pocketllm.engine.lifecycle.runner import Runner
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.models.contract import KVSpec
+from pocketllm.engine.plan import Limits
+from pocketllm.engine.text.tokenizer import Tokenizer
+
+ROWS = 61
+"""Different rows of logits; a step takes the next ones, so that tokens differ from step to step."""
+
+PROMPT_TOKENS = 32
+WARM_STEPS = 10
+
+
+class NullModel:
+    """Obeys models.contract.Model and computes nothing; its logits are fixed pseudo-random rows."""
+
+    kv_spec = KVSpec(num_layers=1, num_kv_heads=1, key_dim=1, value_dim=1)
+
+    def __init__(self, vocab_size: int, max_num_seqs: int) -> None:
+        self.vocab_size = vocab_size
+        random = np.random.default_rng(1)
+        self._rows = random.standard_normal((ROWS + max_num_seqs, vocab_size), np.float32)
+        self._next = 0
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """The rows that are wanted, and nothing of them."""
+        return batch.logit_rows
+
+    def logits(self, hidden: Tensor) -> npt.NDArray[np.float32]:
+        """[rows, vocab]"""
+        self._next = (self._next + 1) % ROWS
+        return self._rows[self._next : self._next + len(hidden)]
+
+
+def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096) -> EngineLoop:
+    """The real loop over a NullModel, with room for `width` requests of max_model_len tokens."""
+    limits = Limits(
+        max_model_len=max_model_len,
+        max_num_seqs=width,
+        max_num_batched_tokens=512,
+        prefill_chunk=256,
+        block_size=16,
+        num_blocks=width * -(-max_model_len // 16),
+        watermark=0.0,
+        reserve=1.0,
+        max_queued_requests=width,
+    )
+    model = NullModel(tokenizer.vocab_size, width)
+    runner = Runner(lambda batch: model.forward(batch, None), model.logits, limits.block_size, lambda x, rows: x[rows])
+    return EngineLoop(Scheduler(limits, model.vocab_size), runner, tokenizer)
+
+
+def step_costs_s(
+    tokenizer: Tokenizer, width: int, num_steps: int = 500, params: SamplingParams | None = None
+) -> list[float]:
+    """Seconds of each of `num_steps` decode steps with `width` requests in them; the steps before are left out.
+
+    params: how tokens are drawn, greedy when None; the answers are as long as the steps need, whatever it says.
+    """
+    loop, events = null_loop(tokenizer, width), list[Event]()
+    drawn = replace(params or SamplingParams(temperature=0.0), max_tokens=WARM_STEPS + num_steps + 1, ignore_eos=True)
+    for number in range(width):
+        loop.submit(Request(f"null-{number}", range(100, 100 + PROMPT_TOKENS), drawn), events.append)
+    for _ in range(WARM_STEPS):
+        loop.step()
+    costs_s = []
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        loop.step()
+        costs_s.append(time.perf_counter() - start_s)
+    assert len(events) == width * (WARM_STEPS + num_steps), "a request ended, or a step was not a decode step"
+    loop.stop()
+    return costs_s
