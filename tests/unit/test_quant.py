@@ -1,5 +1,7 @@
 """Decoding of quant types: bit-equal to the `gguf` package's numpy decoder."""
 
+import itertools
+
 import gguf
 import numpy as np
 import pytest
@@ -11,12 +13,16 @@ from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 
 EXPECTED = {
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS", "MXFP4",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "PQ2_0", "PTQ1_0",
 }  # fmt: skip
+TOLD_HERE = {"Q1_0", "PQ2_0", "PTQ1_0"}
+"""Types that the `gguf` package does not decode: what their values are is written out below."""
 HALVES = {  # bytes of a block where a float16 lies
-    "IQ4_NL": (0,), "IQ4_XS": (0,),
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
+    "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
+    "PQ2_0": (0,), "PTQ1_0": (26,),
 }  # fmt: skip
 
 
@@ -30,12 +36,38 @@ def blocks_of(quant_type: str, count: int, seed: int, scale: float | None = None
     return data
 
 
+def expected_values(data: np.ndarray, quant_type: str) -> np.ndarray:
+    """What the `gguf` package says, or for the types it does not know, one value at a time as the format is told."""
+    if quant_type not in TOLD_HERE:
+        return oracle(data, gguf.GGMLQuantizationType[quant_type])
+    [at] = HALVES[quant_type]
+    scales = data[:, at : at + 2].copy().view("<f2").astype(np.float32)
+    return np.stack([[factor(block, quant_type, n) for n in range(128)] for block in data]).astype(np.float32) * scales
+
+
+def factor(block: np.ndarray, quant_type: str, n: int) -> float:
+    """What value n of a block is, over its scale."""
+    if quant_type == "Q1_0":
+        return 1.0 if block[2 + n // 8] >> (n % 8) & 1 else -1.0
+    if quant_type == "PQ2_0":
+        return float(block[2 + n // 4] >> (2 * (n % 4)) & 3) - 1
+    if n < 80:
+        byte, digit = n % 16, n // 16
+    elif n < 120:
+        byte, digit = 16 + (n - 80) % 8, (n - 80) // 8
+    else:
+        byte, digit = 24 + (n - 120) % 2, (n - 120) // 2
+    return float((int(block[byte]) * 3**digit % 256) * 3 // 256) - 1
+
+
 def assert_same_bits(data: np.ndarray, quant_type: str) -> None:
     elements, _ = quant.block_size(quant_type)
     found = quant.dequantize(data, quant_type, (len(data), elements))
     with np.errstate(all="ignore"):
-        expected = oracle(data, gguf.GGMLQuantizationType[quant_type]).reshape(found.shape).astype(np.float32)
+        expected = expected_values(data, quant_type).reshape(found.shape).astype(np.float32)
 
+    if quant_type == "PTQ1_0":
+        expected = expected + 0  # its zeros have no sign
     both_nan = np.isnan(found) & np.isnan(expected)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found.view(np.uint32)[~both_nan], expected.view(np.uint32)[~both_nan])
@@ -66,7 +98,7 @@ def test_every_half_precision_value_decodes_exactly() -> None:
     assert_same_bits(every, "BF16")
 
 
-@pytest.mark.parametrize("quant_type", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("quant_type", sorted(HALVES))
 def test_a_change_of_any_byte_is_seen(quant_type: str) -> None:
     data = blocks_of(quant_type, 1, seed=3, scale=1.0)
     elements, num_bytes = quant.block_size(quant_type)
@@ -75,6 +107,29 @@ def test_a_change_of_any_byte_is_seen(quant_type: str) -> None:
         changed = data.copy()
         changed[0, at] ^= 0x11
         assert not np.array_equal(before, quant.dequantize(changed, quant_type, (1, elements))), at
+
+
+@pytest.mark.parametrize(("quant_type", "scale_at"), [("PTQ1_0", 26), ("TQ1_0", 52)])
+def test_every_group_of_base_3_digits_survives_its_byte(quant_type: str, scale_at: int) -> None:
+    elements, num_bytes = quant.block_size(quant_type)
+    first = 16 if quant_type == "PTQ1_0" else 32  # the first section's bytes, one digit of each after another
+    for number, digits in enumerate(itertools.product((-1, 0, 1), repeat=5)):
+        block = np.zeros((1, num_bytes), np.uint8)
+        block[0, scale_at : scale_at + 2] = np.array([1.0], "<f2").view(np.uint8)
+        block[0, 3] = (number * 256 + 242) // 243
+        values = quant.dequantize(block, quant_type, (1, elements))[0]
+
+        assert tuple(values[3 : 5 * first : first]) == digits
+
+
+def test_a_zero_of_ptq1_0_has_no_sign() -> None:
+    block = np.zeros((1, 28), np.uint8)
+    block[0, :26] = 128  # digits 0, 0, 0 …: the middle of each fraction
+    block[0, 26:] = np.array([-1.0], "<f2").view(np.uint8)
+    values = quant.dequantize(block, "PTQ1_0", (1, 128))
+
+    assert not values.any()
+    assert not np.signbit(values).any()
 
 
 def test_a_tensor_larger_than_a_chunk_decodes_like_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

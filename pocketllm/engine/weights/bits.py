@@ -1,10 +1,13 @@
 """Bit layouts that several quant types share. All take whole blocks as uint8 [blocks, bytes]."""
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Signed = npt.NDArray[np.int8]
 
 
 def half(blocks: Bytes, at: int) -> Floats:
@@ -29,3 +32,34 @@ CODEBOOK = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53
 
 E2M1_DOUBLED = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
 """Twice the values of a 4-bit float (OCP Microscaling Formats 1.0); a negative zero is a plain one here."""
+
+SIGNS: Signed = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.int8)
+"""[256, 8]: the signs of eight values that a byte holds, lowest bit first; 1 is negative."""
+
+EVEN_SIGNS: Signed = np.concatenate(
+    [SIGNS[:128, :7], SIGNS[:128, :7].prod(axis=1, keepdims=True)], axis=1, dtype=np.int8
+)
+"""[128, 8]: the signs that seven bits hold; the eighth makes the number of negative ones even."""
+
+TRITS: Signed = np.stack([((np.arange(256) * 3**n % 256) * 3 >> 8) - 1 for n in range(5)]).astype(np.int8)
+"""[5, 256]: digit n, -1 to 1, of the base-3 fraction that a byte holds, the most significant first."""
+
+
+@cache
+def grid(quant_type: str) -> Signed:
+    """The points that IQ1_S, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S round to: [points, 4 or 8].
+
+    Taken from the `gguf` package, which keeps these tables, when a type is first decoded.
+    """
+    from gguf import quants
+
+    table = getattr(quants, quant_type)
+    table.init_grid()
+    points: Signed = table.grid.reshape(table.grid_shape).astype(np.int8)
+    return points
+
+
+def half_nibbles(packed: Bytes) -> Floats:
+    """0.5 + each nibble, the low one of a byte first: [blocks, bytes] to [blocks, 2 * bytes]."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    return nibbles + np.float32(0.5)
