@@ -7,7 +7,7 @@ SCENARIO = Scenario(
     about="128 tokens in, 128 out, one request at a time",
     n_prompt=128,
     n_out=128,
-    primary=("decode",),
-    also=("prefill", "first_decode"),
+    judged=("decode",),
+    shown=("prefill", "first_decode"),
     burnin=0.25,
 )

@@ -7,5 +7,5 @@ SCENARIO = Scenario(
     about="512 tokens in (--input-len changes it), 1 out, one request at a time",
     n_prompt=512,
     n_out=1,
-    primary=("prefill",),
+    judged=("prefill",),
 )

@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 
+from pocketllm.bench.scenarios.contract import Planned
 from pocketllm.bench.targets.contract import Ask
 from pocketllm.errors import OptionError
 
@@ -66,23 +67,34 @@ def prompt_text(salt: str, words: int) -> str:
     return " ".join(parts)
 
 
-def make_ask(
-    salt: str,
-    n_prompt: int,
-    max_tokens: int,
-    encode: Callable[[str], Sequence[int]],
-    decode: Callable[[Sequence[int]], str],
-) -> Ask:
+Encode = Callable[[str], Sequence[int]]
+Decode = Callable[[Sequence[int]], str]
+
+
+def ask_of(planned: Planned, encode: Encode, decode: Decode) -> Ask:
+    """A planned request with its text: the shared prefix, if any, then text of its own."""
+    prefix: tuple[int, ...] = ()
+    if planned.prefix_salt is not None:
+        prefix = text_ids(planned.prefix_salt, planned.n_prefix, encode)
+    ids = (*prefix, *text_ids(planned.salt, planned.n_prompt - len(prefix), encode))
+    return Ask(planned.salt, ids, decode(ids), planned.n_out)
+
+
+def make_ask(salt: str, n_prompt: int, max_tokens: int, encode: Encode, decode: Decode) -> Ask:
     """A request of exactly n_prompt prompt tokens: a longer text cut by token ids."""
-    words = int(n_prompt * WORDS_PER_TOKEN) + 16
+    return ask_of(Planned(salt, n_prompt, max_tokens), encode, decode)
+
+
+def text_ids(salt: str, count: int, encode: Encode) -> tuple[int, ...]:
+    """Exactly `count` token ids of salted text; OptionError when the tokenizer cannot make them."""
+    words = int(count * WORDS_PER_TOKEN) + 16
     ids = encode(prompt_text(salt, words))
-    while len(ids) < n_prompt:
+    while len(ids) < count:
         words *= 2
-        if words > 100 * n_prompt + 10_000:
-            raise OptionError(f"the tokenizer makes no {n_prompt} tokens of any text: is this a language model?")
+        if words > 100 * count + 10_000:
+            raise OptionError(f"the tokenizer makes no {count} tokens of any text: is this a language model?")
         ids = encode(prompt_text(salt, words))
-    cut = tuple(ids[:n_prompt])
-    return Ask(salt, cut, decode(cut), max_tokens)
+    return tuple(ids[:count])
 
 
 def ids_sha256(ids: Sequence[int]) -> str:
