@@ -15,6 +15,7 @@ from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import Rig
+from pocketllm.evidence.device_class import recorded_device_class
 
 RULES_VERSION = 1
 """Version of the estimator, the verdict rules and the validity rules together."""
@@ -194,6 +195,7 @@ def history_key(document: Mapping[str, Any]) -> dict[str, Any]:
         "isolation": document.get("isolation"),
         "blocks": len(document.get("schedule") or ()),
         "target": arms[0].get("target"),
+        "device_class": recorded_device_class(document),
         **{name: workload.get(name) for name in ("n_prompt", "n_out", "requests_per_slot")},
         "model": (document.get("model") or {}).get("sha256"),
     }

@@ -1,6 +1,7 @@
 """The status ladder: a rung is a query over committed records, never a written word.
 
-Proofs are of the same checkpoint sha256 and device class (rung 2: the same family, quant types and device class):
+Proofs are of the same checkpoint sha256 and device class (rung 1: any device class, for an inspection runs nothing;
+rung 2: the same family, quant types and device class):
 
 0 unproven        nothing
 1 inspect only    an `inspect` record without errors
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from pocketllm.evidence.device_class import recorded_device_class
 from pocketllm.evidence.freshness import UNKNOWN, freshness_of
 from pocketllm.evidence.schema import KINDS
 from pocketllm.evidence.store import list_records
@@ -27,6 +29,9 @@ PASSED = frozenset({"IDENTICAL", "TIE"})
 FAILED = frozenset({"REGRESSION", "DRIFT", "DIVERGED"})
 TEACHER_FORCED = 64
 """Positions of the real checkpoint that prove as much as a tiny one of its family."""
+
+SERVED_CLASSES = frozenset({"attach", "process"})
+"""Isolation classes whose arms are servers, of any make."""
 
 Row = Mapping[str, Any]
 
@@ -48,7 +53,7 @@ class Evidence:
 
     @property
     def device_class(self) -> str:
-        return str(self.document.get("device_class"))
+        return recorded_device_class(self.document)
 
     @property
     def quant_types(self) -> frozenset[str]:
@@ -143,23 +148,27 @@ def compute(evidence: Iterable[Evidence]) -> list[LadderRow]:
 def speaks_of_us(item: Evidence) -> bool:
     """Whether a record is about this engine: not a golden run mutated on purpose, nor runs against a server by URL.
 
-    A bench run by URL counts where its baseline is this engine, which the run has found out (`served`).
+    A bench run against servers counts where its baseline is this engine, which the run has found out (`served`).
     """
     if item.kind == "golden":
         selection = item.document.get("selection")
         return not item.document.get("mutate") and not (isinstance(selection, Mapping) and selection.get("url"))
-    return item.kind != "bench" or item.document.get("isolation") != "attach" or item.document.get("served") is True
+    by_servers = item.kind == "bench" and item.document.get("isolation") in SERVED_CLASSES
+    return not by_servers or item.document.get("served") is True
 
 
 def subjects(evidence: Sequence[Evidence]) -> list[Subject]:
     """Each checkpoint and device class that an inspect, golden or bench record names, as its latest record tells it.
 
-    A parity record alone makes no subject: its checkpoint is a tiny stand-in for the family.
+    A parity record alone makes no subject: its checkpoint is a tiny stand-in for the family. An inspection runs on no
+    device, so it makes one only of a checkpoint that nothing else speaks of.
     """
+    ran = {str(item.model.get("sha256")) for item in evidence if item.kind in ("golden", "bench")}
     found: dict[tuple[str, str], Subject] = {}
     for item in evidence:
         sha256 = item.model.get("sha256")
-        if item.kind == "parity" or item.kind == "ladder" or not sha256:
+        skipped = item.kind in ("parity", "ladder") or (item.kind == "inspect" and str(sha256) in ran)
+        if skipped or not sha256:
             continue
         key = (str(sha256), item.device_class)
         before = found.get(key)
@@ -177,11 +186,13 @@ def climb(subject: Subject, evidence: Sequence[Evidence]) -> LadderRow:
     """One subject's row: up the rungs until one lacks a proof."""
     same_device = [item for item in evidence if item.device_class == subject.device_class]
     own = [item for item in same_device if item.model.get("sha256") == subject.sha256]
+    of_checkpoint = [item for item in evidence if item.model.get("sha256") == subject.sha256]
     proofs: list[Proof] = []
     missing: list[str] = []
     rung = 0
-    for check in (inspected, within_parity, through_generate, through_http):
-        found, missing = check(subject, same_device if check is within_parity else own)
+    checks = ((inspected, of_checkpoint), (within_parity, same_device), (through_generate, own), (through_http, own))
+    for check, speaking in checks:
+        found, missing = check(subject, speaking)
         if missing:
             break
         rung += 1

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pocketllm.evidence.device_class import recorded_device_class
 from pocketllm.evidence.store import LOCAL, Record
 
 WIDTH = 80
@@ -107,7 +108,7 @@ def page(record: Record) -> list[str]:
             ("time", f"{document.get('started_utc')} to {document.get('finished_utc') or '(no end)'}"),
             ("command", " ".join(document.get("argv") or [])),
             ("model", model_line(document)),
-            ("device", document.get("device_class")),
+            ("device", recorded_device_class(document)),
         ),
         *SECTIONS[record.kind](record),
         *section("Machine", machine_facts(document)),

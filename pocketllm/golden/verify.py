@@ -166,10 +166,11 @@ def _notes(
 
 
 def _open_record(subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cases: Sequence[Case]) -> Any:
+    from pocketllm.evidence.device_class import device_class
     from pocketllm.evidence.store import RecordWriter, record_dir
 
     document = {
-        "device_class": subject.plan.device,
+        "device_class": device_class(subject.plan.as_dict()),
         "model": dict(subject.model),
         "plan": subject.plan.as_dict(),
         "selection": {

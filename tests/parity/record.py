@@ -143,13 +143,14 @@ def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | N
     from pocketllm.engine.backends.select import select_backend
     from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.evidence import store
+    from pocketllm.evidence.device_class import device_class
     from pocketllm.golden.subject import model_document
 
     with open_checkpoint(path) as checkpoint:
         model = model_document(checkpoint)
     capability = select_backend("reference").capability
     plan = {"backend": capability.name, "device": capability.device, "numerics_version": capability.numerics_version}
-    document = {"device_class": capability.device, "model": model, "plan": plan}
+    document = {"device_class": device_class(plan), "model": model, "plan": plan}
     passed = True
     with store.RecordWriter("parity", document, store.record_dir(directory)) as writer:
         for row in rows:

@@ -314,10 +314,11 @@ def test_a_tokenizer_that_makes_no_tokens_is_refused() -> None:
 
 # -- the engine --------------------------------------------------------------------------------------------------------
 def test_the_engine_is_timed_in_process_from_first_scheduled_to_each_token(tiny_gguf: Path) -> None:
-    options = EngineOptions(model=str(tiny_gguf), threads=1)
+    options = EngineOptions(model=str(tiny_gguf), threads=1, backend="reference")
     arms = make_arms(["base", "chunk:prefill_chunk=8"], options)
     rig = open_rig(arms, options, lambda line: None)
     try:
+        assert rig.device_class == "cpu-reference"
         ask = make_ask("x", 20, 4, rig.encode, rig.decode)
         samples = {name: target.probe(ask) for name, target in rig.targets.items()}
         steps = {name: target.engine.loop.stats().num_steps for name, target in rig.targets.items()}  # type: ignore[attr-defined]  # EngineTargets

@@ -216,6 +216,7 @@ def test_a_page_that_claims_what_was_later_disproved_fails_the_check(folder: Pat
         ("smollm2-135m.md", "| `smollm2-135m` | llama | cpu | 2 experimental | | |", 1),
         ("smollm2-135m.md", "| smollm2-135m | llama | cuda | 1 inspect only | | |", 1),
         ("smollm2-135m.md", "| smollm2-135m | llama | cpu | 9 better than all | | |", 1),
+        ("smollm2-135m.md", "| smollm2-135m | llama | cpu-reference | 1 inspect only | | |", 1),
         ("gemma3-270m.md", "rung 1", 1),
         ("README.md", "rung 1", 0),
         ("README.md", "rung 2", 1),

@@ -120,7 +120,43 @@ def test_a_proof_of_another_checkpoint_device_or_family_proves_nothing_here(plac
     elif change == "architecture":
         assert moved >= 1
     else:
-        assert moved == [0, 1, 2, 4, 3, 3][place]
+        # an inspection runs nothing, so it is of every device class
+        assert moved == [4 if change == "device_class" else 0, 1, 2, 4, 3, 3][place]
+
+
+@pytest.mark.parametrize("place", range(len(WHOLE)))
+def test_what_the_reference_backend_did_proves_nothing_of_the_native_one(place: int) -> None:
+    # as they were written when the class was the device alone
+    def by_reference(run_id: str) -> Evidence:
+        item = WHOLE[place](run_id)
+        plan = {"device": "cpu", "backend": "reference"}
+        return item if item.kind == "inspect" else dataclasses.replace(item, document={**item.document, "plan": plan})
+
+    makes = [by_reference if other == place else made for other, made in enumerate(WHOLE)]
+
+    assert rung(*makes) == [4, 1, 2, 4, 3, 3][place]
+
+
+def test_two_backends_of_one_device_climb_apart_and_an_inspection_alone_makes_no_third_row() -> None:
+    def by(backend: str, made: Make) -> Make:
+        def again(run_id: str) -> Evidence:
+            item = made(run_id)
+            plan = {"device": "cpu", "backend": backend}
+            return dataclasses.replace(item, document={**item.document, "plan": plan})
+
+        return again
+
+    makes = [INSPECT, *(by("reference", made) for made in WHOLE[1:]), by("cpu", GENERATE)]
+    rows = compute(made(f"{place:026d}") for place, made in enumerate(makes))
+
+    assert {row.device_class: row.rung for row in rows} == {"cpu": 1, "cpu-reference": 4}
+
+
+def test_a_run_of_processes_counts_only_where_its_baseline_is_this_engine() -> None:
+    foreign = make("bench", **BENCH, isolation="process")
+
+    assert rung(INSPECT, PARITY, GENERATE, foreign) == 2
+    assert rung(INSPECT, PARITY, GENERATE, make("bench", **{**BENCH, "served": True}, isolation="process")) == 3
 
 
 def test_proofs_link_the_records_they_stand_on() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pocketllm.bench.arm import ArmSet, Isolation
 from pocketllm.bench.targets.contract import Target
 from pocketllm.errors import NotJudgedError
+from pocketllm.evidence.device_class import device_class
 
 if TYPE_CHECKING:
     from pocketllm.engine.load import Engine
@@ -71,7 +72,7 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
         encode=tokenizer.encode,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
         model=model_document(engine.checkpoint),
-        device_class=device_class_of(engine.plan.as_dict()),
+        device_class=device_class(engine.plan.as_dict()),
         engine=engine,
         on_close=engine.close,
     )
@@ -94,7 +95,7 @@ def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
         encode=tokenizer.encode,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
         model=model_document(checkpoint),
-        device_class=device_class_of(baseline.describe().get("plan") or {}),
+        device_class=device_class(baseline.describe().get("plan") or {}),
         served=baseline.is_ours and has_tensors_of(checkpoint, baseline.describe().get("plan") or {}),
         on_close=checkpoint.close,
     )
@@ -107,8 +108,3 @@ def has_tensors_of(checkpoint: "Checkpoint", plan: Mapping[str, Any]) -> bool:
     """
     found = {name: {"tensors": count, "bytes": size} for name, (count, size) in checkpoint.quant_histogram().items()}
     return plan.get("quant_types") == found
-
-
-def device_class_of(plan: Mapping[str, Any]) -> str:
-    """The device a plan names; a plan that names none, or no plan, ran on the CPU as far as we know."""
-    return str(plan.get("device") or "cpu")
