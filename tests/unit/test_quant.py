@@ -5,69 +5,29 @@ import itertools
 import gguf
 import numpy as np
 import pytest
-from gguf.quants import dequantize as oracle
 
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_ID, BY_NAME
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
+from tests.parity.random_blocks import HALVES, STORED, expected_values, set_scale
 
-EXPECTED = {
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "PQ2_0", "PTQ1_0",
-}  # fmt: skip
-TOLD_HERE = {"Q1_0", "PQ2_0", "PTQ1_0"}
-"""Types that the `gguf` package does not decode: what their values are is written out below."""
-HALVES = {  # bytes of a block where a float16 lies
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
-    "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
-    "PQ2_0": (0,), "PTQ1_0": (26,),
-}  # fmt: skip
+EXPECTED = STORED | {"F32"}
 
 
 def blocks_of(quant_type: str, count: int, seed: int, scale: float | None = None) -> np.ndarray:
     """Random blocks whose scales are finite; `scale` sets all of them."""
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (count, quant.block_size(quant_type)[1]), dtype=np.uint8)
-    for at in HALVES.get(quant_type, ()):
-        scales = np.full(count, scale) if scale is not None else rng.normal(0, 0.1, count)
-        data[:, at : at + 2] = scales.astype("<f2").reshape(-1, 1).view(np.uint8)
+    set_scale(data, quant_type, rng.normal(0, 0.1, count) if scale is None else scale)
     return data
-
-
-def expected_values(data: np.ndarray, quant_type: str) -> np.ndarray:
-    """What the `gguf` package says, or for the types it does not know, one value at a time as the format is told."""
-    if quant_type not in TOLD_HERE:
-        return oracle(data, gguf.GGMLQuantizationType[quant_type])
-    [at] = HALVES[quant_type]
-    scales = data[:, at : at + 2].copy().view("<f2").astype(np.float32)
-    return np.stack([[factor(block, quant_type, n) for n in range(128)] for block in data]).astype(np.float32) * scales
-
-
-def factor(block: np.ndarray, quant_type: str, n: int) -> float:
-    """What value n of a block is, over its scale."""
-    if quant_type == "Q1_0":
-        return 1.0 if block[2 + n // 8] >> (n % 8) & 1 else -1.0
-    if quant_type == "PQ2_0":
-        return float(block[2 + n // 4] >> (2 * (n % 4)) & 3) - 1
-    if n < 80:
-        byte, digit = n % 16, n // 16
-    elif n < 120:
-        byte, digit = 16 + (n - 80) % 8, (n - 80) // 8
-    else:
-        byte, digit = 24 + (n - 120) % 2, (n - 120) // 2
-    return float((int(block[byte]) * 3**digit % 256) * 3 // 256) - 1
 
 
 def assert_same_bits(data: np.ndarray, quant_type: str) -> None:
     elements, _ = quant.block_size(quant_type)
     found = quant.dequantize(data, quant_type, (len(data), elements))
     with np.errstate(all="ignore"):
-        expected = expected_values(data, quant_type).reshape(found.shape).astype(np.float32)
+        expected = data.view("<f4") if quant_type == "F32" else expected_values(data, quant_type)
 
-    if quant_type == "PTQ1_0":
-        expected = expected + 0  # its zeros have no sign
     both_nan = np.isnan(found) & np.isnan(expected)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found.view(np.uint32)[~both_nan], expected.view(np.uint32)[~both_nan])
