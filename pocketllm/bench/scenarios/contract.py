@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from pocketllm.bench.latency import Timed, slot_values
 from pocketllm.errors import OptionError
 
 
@@ -151,6 +152,13 @@ class Scenario:
     needs: frozenset[Need] = frozenset()
     measure: Callable[..., Sequence[Any]] | None = None
     """(target, point, salt) → the samples of one slot's point, for a scenario that is not made of requests."""
+    costs: Callable[[Sequence[Timed], Mapping[str, float]], Mapping[str, float]] = slot_values
+    """(samples of one slot's point, slos) → cost by metric."""
+
+    def values(self, point: Point, samples: Sequence[Timed]) -> dict[str, float]:
+        """What one slot's point says of each metric of this scenario, by full name; what it cannot show is absent."""
+        found = self.costs(samples, self.slos)
+        return {point.metric(name): found[name] for name in (*self.judged, *self.shown) if name in found}
 
     @property
     def primary(self) -> tuple[str, ...]:
