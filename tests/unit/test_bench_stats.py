@@ -1,5 +1,6 @@
 """The instrument against itself: simulated costs, 2,000 seeds at once."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -107,8 +108,7 @@ def words_of(simulation: Simulation, arm: str, limit: int = SEEDS) -> list[Word]
 
 def one(fit: stats.Fit, index: int) -> stats.Fit:
     """One simulated run of a vectorized fit."""
-    values = {name: value[index] if isinstance(value, np.ndarray) else value for name, value in vars(fit).items()}
-    return stats.Fit(**values)
+    return replace(fit, estimate=fit.estimate[index], se=fit.se[index], sd=fit.sd[index])
 
 
 def test_a_real_difference_of_three_margins_is_found() -> None:
@@ -137,13 +137,14 @@ def test_what_an_arm_leaves_to_its_successor_is_taken_out_and_seen() -> None:
 
     assert fit.predecessor is not None
     assert float(np.mean(fit.estimate)) == pytest.approx(0.05, abs=0.002)
-    assert float(np.mean(fit.predecessor)) == pytest.approx(0.02, abs=0.003)
+    assert float(np.mean(fit.predecessor.size)) == pytest.approx(0.02, abs=0.003)
 
 
 def test_a_position_effect_is_estimated() -> None:
     _, fit = Simulation(position=0.02).fit("candidate")
 
-    assert float(np.mean(fit.position)) == pytest.approx(0.02, abs=0.001)
+    assert fit.position is not None
+    assert float(np.mean(fit.position.size)) == pytest.approx(0.02, abs=0.001)
 
 
 def test_the_fit_is_least_squares() -> None:

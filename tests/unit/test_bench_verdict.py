@@ -12,7 +12,7 @@ from pocketllm.bench.analysis.verdict import Evidence, Floor, Require, Word, exi
 
 def fit(percent: float, se_percent: float, df: int = 9) -> Fit:
     estimate, se = math.log1p(percent / 100), se_percent / 100
-    return Fit(*(np.float64(estimate), np.float64(se), df, df + 3), *(np.float64(se),) * 3, None, None)  # type: ignore[arg-type]  # scalars stand for 0-d arrays
+    return Fit(np.array(estimate), np.array(se), df, df + 3, np.array(se), None, None, df, df + 3)
 
 
 def evidence(percent: float, se_percent: float, **changes: object) -> Evidence:

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from pocketllm.bench.analysis import stats, validity
+from pocketllm.bench.analysis import conditions, stats, validity
+from pocketllm.bench.analysis.slots import Table, medians, missing_blocks, quantile_notes, slot_table
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.analysis.verdict import Evidence, Floor, Verdict, judge, noise_floor
-from pocketllm.bench.arm import ArmSet, Role
+from pocketllm.bench.arm import Arm, ArmSet, Role
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.schedule import Slot
-from pocketllm.bench.targets.contract import slot_costs
 
 MIN_FIT_BLOCKS = 4
+PROCESS = "process"
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,18 @@ class Question:
     slots: Sequence[Slot]
     margins: Mapping[str, float]
     null_history: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """|ln ratio| of past null arms of this machine by metric."""
+    """ln ratios of past null arms of this machine by metric; see `history.py`."""
+    steady_start: bool | None = None
+    """Whether a heat soak settled before the first slot (`conditions.steady`); None: none was made. V15 tells."""
 
     @property
     def blocks(self) -> int:
         return max(slot.block for slot in self.slots) + 1
+
+    def margin(self, metric: str) -> float:
+        """The margin of a metric, or that of its word at every point; a metric that is not judged has the widest."""
+        own = self.margins.get(metric, self.margins.get(metric.partition("@")[0]))
+        return max(self.margins.values()) if own is None else own
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -58,12 +65,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a run showed. `medians` is seconds per token by metric and arm."""
+    """What a run showed. `medians` is the cost by metric and arm."""
 
     results: tuple[Result, ...]
     checks: tuple[Check, ...]
     medians: Mapping[str, Mapping[str, float]]
     valid_blocks: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    """Remarks on metrics, such as a quantile that the slots have too few requests for."""
 
     @property
     def broken(self) -> list[str]:
@@ -85,48 +94,70 @@ def analyze(question: Question, measured: Sequence[Measured], extra: Sequence[Ch
     """Everything that can be said once the last slot has ended."""
     scenario, names = question.scenario, question.arm_set.names
     checks = [*extra, *validity.sample_checks(measured, scenario.n_prompt, scenario.n_out, names)]
-    table = slot_table(question, measured)
-    bad = validity.bad_blocks(measured) | missing_blocks(question, table)
+    checks += conditions.condition_checks(measured, scenario.primary)
+    table = slot_table(scenario, measured)
+    bad = validity.lost_blocks(checks) | missing_blocks(scenario, question.slots, table)
     valid = tuple(block for block in range(question.blocks) if block not in bad)
     checks += validity.too_few(len(valid), question.blocks)
-    contrasts = make_contrasts(question, table, valid) if len(valid) >= MIN_FIT_BLOCKS else []
-    for contrast in contrasts:
-        if contrast.metric in scenario.primary:
-            if contrast.role is Role.NULL:
-                checks += validity.null_check(contrast.metric, contrast.fit)
-            margin = question.margins[contrast.metric]
-            checks += validity.order_checks(contrast.metric, contrast.arm, contrast.fit, len(names), margin)
-    checks.append(validity.unsteady(baseline_logs(question, table, valid)))
+    contrasts = make_contrasts(question, table, valid, starts_of(question, measured))
+    checks += contrast_checks(question, contrasts)
+    checks += conditions.unsteady(baseline_logs(question, table, valid), question.steady_start)
     results = judged(question, contrasts, broken_rules(checks))
-    return Analysis(tuple(results), tuple(checks), medians(question, table, valid), valid)
+    notes = tuple(quantile_notes(scenario, measured))
+    return Analysis(tuple(results), tuple(checks), medians(scenario, names, table, valid), valid, notes)
+
+
+def interim(question: Question, measured: Sequence[Measured]) -> dict[tuple[str, str], stats.Fit]:
+    """Fits by (metric, arm) over the whole blocks so far, for a progress line or `--until half-width=…`.
+
+    To stop on them is sound at the end of a row set only, and on a half-width only; never on a word.
+    """
+    table = slot_table(question.scenario, measured)
+    missing = missing_blocks(question.scenario, question.slots, table)
+    valid = [block for block in range(question.blocks) if block not in missing]
+    contrasts = make_contrasts(question, table, valid, starts_of(question, measured))
+    return {(item.metric, item.arm): item.fit for item in contrasts}
+
+
+def half_width(question: Question, measured: Sequence[Measured]) -> float | None:
+    """The widest half of a 95 % interval among judged contrasts, as a share (0.01: ± 1 %); None before there is one."""
+    fits = interim(question, measured)
+    judged_arms = {arm.name for arm in question.arm_set.candidates} or set(question.arm_set.names)
+    ends = [
+        (low, high)
+        for (metric, arm), fit in fits.items()
+        if metric in question.scenario.primary and arm in judged_arms
+        for low, high in [fit.interval()]
+    ]
+    return max(math.expm1(float(high - low) / 2) for low, high in ends) if ends else None
+
+
+def starts_of(question: Question, measured: Sequence[Measured]) -> dict[int, int]:
+    """The start of each block, where the start is the sample: `process` isolation with two starts or more.
+
+    With one start the blocks are the sample, and a verdict speaks of these processes only.
+    """
+    starts = {item.block: item.start for item in measured}
+    by_start = question.arm_set.isolation.value == PROCESS and len(set(starts.values())) > 1
+    return starts if by_start else {}
+
+
+def contrast_checks(question: Question, contrasts: Sequence["Contrast"]) -> list[Check]:
+    """V05 of the null arm, V06 and V07 of every arm, on the judged metrics."""
+    checks: list[Check] = []
+    names, primary = question.arm_set.names, question.scenario.primary
+    for item in contrasts:
+        if item.metric not in primary:
+            continue
+        if item.role is Role.NULL:
+            checks += validity.null_check(item.metric, item.fit, len(primary))
+        checks += validity.order_checks(item.metric, item.arm, item.fit, len(names), question.margin(item.metric))
+    return checks
 
 
 def broken_rules(checks: Sequence[Check]) -> list[str]:
     """Checks that take the whole run with them, as a reader is told of them."""
     return [f"{check.code} {check.detail}" for check in checks if check.severity is Severity.RUN]
-
-
-Table = dict[tuple[str, int, str], float]
-"""Seconds per token by (metric, block, arm)."""
-
-
-def slot_table(question: Question, measured: Sequence[Measured]) -> Table:
-    """The value of every slot and metric: the median over its requests."""
-    grouped: dict[tuple[int, str], list[Any]] = {}
-    for item in measured:
-        grouped.setdefault((item.block, item.arm), []).append(item.sample)
-    return {
-        (metric, block, arm): cost
-        for (block, arm), samples in grouped.items()
-        for metric, cost in slot_costs(samples).items()
-        if metric in question.metrics
-    }
-
-
-def missing_blocks(question: Question, table: Table) -> set[int]:
-    """Blocks in which an arm has no value for a primary metric."""
-    wanted = ((metric, slot.block, slot.arm) for slot in question.slots for metric in question.scenario.primary)
-    return {key[1] for key in wanted if key not in table}
 
 
 @dataclass(frozen=True)
@@ -144,42 +175,42 @@ class Contrast:
     robust_without: tuple[float, float, float] | None
 
 
-def make_contrasts(question: Question, table: Table, valid: Sequence[int]) -> list[Contrast]:
-    """One contrast a metric and arm that has a value in every valid block."""
+def make_contrasts(question: Question, table: Table, valid: Sequence[int], starts: Mapping[int, int]) -> list[Contrast]:
+    """One contrast a metric and arm that has a value in every valid block; none where blocks are too few to fit."""
     baseline = question.arm_set.baseline.name
     found = []
-    for metric in question.metrics:
+    for metric in question.metrics if len(valid) >= MIN_FIT_BLOCKS else ():
         for arm in question.arm_set.arms[1:]:
             keys = [(metric, block, name) for block in valid for name in (baseline, arm.name)]
             if all(key in table for key in keys):
-                found.append(contrast(question, table, valid, metric, arm.name))
+                found.append(contrast(question, table, valid, metric, arm, starts))
     return found
 
 
-def contrast(question: Question, table: Table, valid: Sequence[int], metric: str, arm: str) -> Contrast:
+def contrast(
+    question: Question, table: Table, valid: Sequence[int], metric: str, arm: Arm, starts: Mapping[int, int]
+) -> Contrast:
     """Fit one arm, and fit it again without the blocks that hold outliers."""
     baseline = question.arm_set.baseline.name
-    logs = {name: np.log([table[metric, block, name] for block in valid]) for name in (arm, baseline)}
-    marked = stats.outliers(logs[arm]) | stats.outliers(logs[baseline])
+    logs = {name: np.log([table[metric, block, name] for block in valid]) for name in (arm.name, baseline)}
+    marked = stats.outliers(logs[arm.name]) | stats.outliers(logs[baseline])
     outlying = tuple(block for block, mark in zip(valid, marked, strict=True) if mark)
     kept = [block for block in valid if block not in outlying]
 
-    def estimate(blocks: Sequence[int], differences: stats.Array) -> stats.Fit:
-        return stats.fit(differences, stats.make_design(question.slots, arm, baseline, blocks))
+    def estimate(blocks: Sequence[int], differences: stats.Array) -> tuple[stats.Fit, tuple[float, float, float]]:
+        design = stats.make_design(question.slots, arm.name, baseline, blocks)
+        labels = [starts[block] for block in blocks] if starts else []
+        if len(set(labels)) < 2:
+            return stats.fit(differences, design), stats.hodges_lehmann(differences)
+        averages = stats.start_averages(differences, labels)
+        return stats.fit_starts(differences, design, labels), stats.hodges_lehmann(averages)
 
-    differences = logs[arm] - logs[baseline]
-    enough = bool(outlying) and len(kept) >= MIN_FIT_BLOCKS
-    role = next(item.role for item in question.arm_set.arms if item.name == arm)
-    return Contrast(
-        metric=metric,
-        arm=arm,
-        role=role,
-        fit=estimate(valid, differences),
-        robust=stats.hodges_lehmann(differences),
-        outlying=outlying,
-        fit_without=estimate(kept, differences[~marked]) if enough else None,
-        robust_without=stats.hodges_lehmann(differences[~marked]) if enough else None,
-    )
+    differences = logs[arm.name] - logs[baseline]
+    fit, robust = estimate(valid, differences)
+    # a start that is outlying as a whole cannot be left out: it is what a start can be
+    enough = bool(outlying) and len(kept) >= MIN_FIT_BLOCKS and len({starts.get(b) for b in kept}) > min(len(starts), 1)
+    without = estimate(kept, differences[~marked]) if enough else (None, None)
+    return Contrast(metric, arm.name, arm.role, fit, robust, outlying, *without)
 
 
 def judged(question: Question, contrasts: Sequence[Contrast], broken: Sequence[str]) -> list[Result]:
@@ -206,7 +237,7 @@ def result_of(
     """One contrast with its floor and word."""
     history = question.null_history.get(item.metric, ())
     floor = noise_floor(nulls[item.metric], history) if item.metric in nulls else None
-    margin = question.margins.get(item.metric, max(question.margins.values()))
+    margin = question.margin(item.metric)
 
     def verdict_of(fit: stats.Fit, robust: tuple[float, float, float]) -> Verdict | None:
         p = adjusted_p(family, item, fit)
@@ -237,14 +268,3 @@ def baseline_logs(question: Question, table: Table, valid: Sequence[int]) -> lis
     """ln cost of the baseline in each valid block, on the first primary metric."""
     metric, name = question.scenario.primary[0], question.arm_set.baseline.name
     return [math.log(table[metric, block, name]) for block in valid if (metric, block, name) in table]
-
-
-def medians(question: Question, table: Table, valid: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Median seconds per token over the valid blocks, by metric and arm."""
-    found: dict[str, dict[str, float]] = {}
-    for metric in question.metrics:
-        for name in question.arm_set.names:
-            values = [table[metric, block, name] for block in valid if (metric, block, name) in table]
-            if values:
-                found.setdefault(metric, {})[name] = float(np.median(values))
-    return found

@@ -1,7 +1,7 @@
 """Paired log-ratios and what can be said of them; pure numpy, scipy's special functions imported late.
 
-z = ln(seconds per token) of a slot; d = z_arm − z_base of a block. A block is one observation; a request or a token is
-not.
+z = ln(seconds per token) of a slot; d = z_arm − z_base of a block. A block is one observation, or a start of the arms'
+processes where each arm has its own; a request or a token is not.
 """
 
 import math
@@ -20,6 +20,7 @@ NULL_LEVEL = 0.99
 POWER = 0.80
 MODIFIED_Z = 3.5
 MIN_RESIDUAL_DF = 4
+MIN_SIGNED_RANK = 7
 MAX_CONDITION = 10.0
 
 
@@ -32,11 +33,19 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """θ̂ = ln(time ratio) of one contrast with its own residual df; `sd` is that of the residuals (of d, adjusted).
+class Effect:
+    """A coefficient and its standard error."""
 
-    `position` is the effect of standing one slot later, `predecessor` that of following this arm rather than another;
-    each comes with its standard error. Fields are scalars, or arrays over simulated runs.
+    size: Array
+    se: Array
+
+
+@dataclass(frozen=True)
+class Fit:
+    """θ̂ = ln(time ratio) of one contrast with its own df; `n` observations (blocks, or starts), whose sd is `sd`.
+
+    `position` is the effect of standing one slot later, `predecessor` that of following this arm rather than another,
+    both on `order_df`; None where it cannot be told. Arrays are scalars, or run over simulated runs.
     """
 
     estimate: Array
@@ -44,10 +53,12 @@ class Fit:
     df: int
     n: int
     sd: Array
-    position: Array
-    position_se: Array
-    predecessor: Array | None
-    predecessor_se: Array | None
+    position: Effect | None
+    predecessor: Effect | None
+    order_df: int
+    blocks: int
+    unit: str = "block"
+    """What one observation is: `block` or `start`."""
 
     def interval(self, level: float = LEVEL) -> tuple[Array, Array]:
         """Two-sided t interval of ln(time ratio)."""
@@ -108,24 +119,74 @@ def fit(differences: Array, design: Design) -> Fit:
     matrix = design.matrix
     n, width = matrix.shape
     assert differences.shape[-1] == n, (differences.shape, n)
-    inverse = np.linalg.pinv(matrix)
-    coefficients = differences @ inverse.T
-    residuals = differences - coefficients @ matrix.T
     df = n - width
-    assert df >= 1, (n, width)
-    sd = np.sqrt((residuals**2).sum(axis=-1) / df)
-    spread = np.sqrt(np.diag(inverse @ inverse.T))
-    return Fit(
-        estimate=coefficients[..., 0],
-        se=sd * spread[0],
-        df=df,
-        n=n,
-        sd=sd,
-        position=coefficients[..., 1],
-        position_se=sd * spread[1],
-        predecessor=coefficients[..., 2] if design.has_predecessor else None,
-        predecessor_se=sd * spread[2] if design.has_predecessor else None,
-    )
+    found = least_squares(differences, matrix, df)
+    intercept, *order = found.effects()
+    return Fit(intercept.size, intercept.se, df, n, found.sd, *both(order), order_df=df, blocks=n)
+
+
+def both(order: Sequence[Effect]) -> tuple[Effect | None, Effect | None]:
+    """Position and predecessor effect, as far as there are."""
+    return (order[0] if order else None, order[1] if len(order) > 1 else None)
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Coefficients [..., p] and residual sd [...] of values [..., n] on a matrix [n, p]; `spread` is (XᵀX)⁻¹."""
+
+    coefficients: Array
+    spread: Array
+    sd: Array
+
+    def effects(self) -> list[Effect]:
+        """Each coefficient with its standard error."""
+        scales = np.sqrt(np.diag(self.spread))
+        return [Effect(self.coefficients[..., place], self.sd * scale) for place, scale in enumerate(scales)]
+
+
+def least_squares(values: Array, matrix: Array, df: int) -> LeastSquares:
+    """Ordinary least squares with `df` residual degrees of freedom."""
+    assert df >= 1, (matrix.shape, df)
+    inverse = np.linalg.pinv(matrix)
+    coefficients = values @ inverse.T
+    residuals = values - coefficients @ matrix.T
+    return LeastSquares(coefficients, inverse @ inverse.T, np.sqrt((residuals**2).sum(axis=-1) / df))
+
+
+def fit_starts(differences: Array, design: Design, starts: Sequence[int]) -> Fit:
+    """The start as the sample: d [..., n] averaged inside each of s starts, then t over the averages with s − 1 df.
+
+    What differs from one start of a program to the next is in every block of a start, so blocks of one start are not
+    independent. Position and predecessor effects are estimated inside the starts, where that difference cancels, and
+    taken out before averaging; the error of doing so is common to all starts and is added to theirs. Where they cannot
+    be estimated (few blocks a start) the row sets balance them.
+    """
+    labels, place = np.unique(np.asarray(starts), return_inverse=True)
+    averaging = np.eye(len(labels))[place] / np.bincount(place)[place, None]  # [n, s]
+    n, s = averaging.shape
+    assert s >= 2, s
+    order = design.matrix[:, 1:]
+    within = order - (averaging.T @ order)[place]
+    df = n - s - within.shape[1]
+    found = None
+    if df >= MIN_RESIDUAL_DF and condition(within) <= MAX_CONDITION:
+        found = least_squares(differences - (differences @ averaging)[..., place], within, df)
+        differences = differences - found.coefficients @ order.T
+    averages = differences @ averaging
+    sd = np.std(averages, axis=-1, ddof=1)
+    shared = np.zeros_like(sd)
+    if found is not None:
+        middle = (averaging.T @ order).mean(axis=0)
+        shared = found.sd**2 * float(middle @ found.spread @ middle)
+    se = np.sqrt(sd**2 / s + shared)
+    order_effects = [] if found is None else found.effects()
+    return Fit(averages.mean(axis=-1), se, s - 1, s, sd, *both(order_effects), order_df=df, blocks=n, unit="start")
+
+
+def start_averages(differences: Array, starts: Sequence[int]) -> Array:
+    """d [n] averaged inside each start, in the order of the starts."""
+    labels = np.asarray(starts)
+    return np.asarray([differences[labels == label].mean() for label in np.unique(labels)])
 
 
 def signed_rank_cut(n: int, level: float = LEVEL) -> int:
@@ -139,11 +200,11 @@ def signed_rank_cut(n: int, level: float = LEVEL) -> int:
 
 
 def hodges_lehmann(differences: Array, level: float = LEVEL) -> tuple[float, float, float]:
-    """Median of the Walsh averages of d [n], and its exact signed-rank interval (infinite where n is too small)."""
+    """Median of the Walsh averages of d [n], and its exact signed-rank interval, which is infinite below n = 7."""
     n = len(differences)
     rows, columns = np.triu_indices(n)
     walsh = np.sort((differences[rows] + differences[columns]) / 2)
-    cut = signed_rank_cut(n, level)
+    cut = signed_rank_cut(n, level) if n >= MIN_SIGNED_RANK else 0
     middle = float(np.median(walsh))
     return (middle, float(walsh[cut - 1]), float(walsh[-cut])) if cut else (middle, -math.inf, math.inf)
 
@@ -168,6 +229,11 @@ def blocks_to_resolve(sd: float, margin: float, k: int, limit: int = 10_000) -> 
             return blocks
         blocks = whole_row_sets(math.ceil(blocks * 1.1) if blocks > 200 else blocks + 1, k)
     return None
+
+
+def starts_to_resolve(sd: float, margin: float, limit: int = 200) -> int | None:
+    """Starts whose minimum detectable effect is within the margin; None past the limit."""
+    return next((s for s in range(2, limit + 1) if minimum_detectable_effect(sd, s, s - 1) <= margin), None)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
