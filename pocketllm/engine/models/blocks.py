@@ -1,0 +1,243 @@
+"""What three or more families use without a switch: a plain decoder's sizes, its tensors' names, binding, SwiGLU.
+
+A plain decoder has one width, grouped attention of equal heads in every layer, and one gated feed-forward a layer. What
+a family adds to that, or does in another order, is in its own file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Weight
+from pocketllm.engine.models.contract import Checkpoint, KVSpec
+from pocketllm.engine.models.header import HeaderReader, is_list, misfit, whole_number
+from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, read_rope
+
+Shapes = dict[str, tuple[int, ...]]
+"""Row-major shapes by tensor name."""
+Read = TypeVar("Read")
+
+DENSE_OPS = frozenset(
+    {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles"}
+    | {"rope", "store_kv", "attention", "take", "to_numpy", "synchronize", "capture"}
+)
+"""Operations that every plain decoder needs; its gate comes on top."""
+
+NEUTRAL_KEYS: Mapping[str, Any] = {
+    "expert_count": 0,
+    "attention.sliding_window": 0,
+    "attention.causal": True,
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+    "logit_scale": 0.0,
+    "use_parallel_residual": False,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+"""Keys that would change a plain decoder's computation, with the value at which they do not: another is refused."""
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """Every size of one checkpoint, from its header."""
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab_size: int
+    eps: float
+    rope: RopeSpec
+
+    @property
+    def kv(self) -> KVSpec:
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, self.head_dim)
+
+
+def read_dense_shape(header: HeaderReader, vocab_size: int = 0) -> DenseShape:
+    """Sizes from the header; what cannot be read becomes one of the header's problems."""
+    hidden, num_heads = header.count("embedding_length"), header.one_count("attention.head_count")
+    head_dim = header.count("attention.key_length", hidden // num_heads)
+    return DenseShape(
+        num_layers=header.count("block_count"),
+        hidden=hidden,
+        num_heads=num_heads,
+        num_kv_heads=header.one_count("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        intermediate=header.one_count("feed_forward_length"),
+        vocab_size=vocab_size,
+        eps=header.positive("attention.layer_norm_rms_epsilon"),
+        rope=read_rope(header, header.count("rope.dimension_count", head_dim), header.count("context_length")),
+    )
+
+
+def usable(read: Callable[[HeaderReader], Read], metadata: Mapping[str, Any], architecture: str) -> Read:
+    """What `read` finds in a header, or GGUFError with every problem."""
+    header = HeaderReader(metadata, architecture)
+    found = read(header)
+    header.require_clean()
+    return found
+
+
+def context_length(header: HeaderReader) -> int:
+    """Longest context the checkpoint was made for, in tokens."""
+    return header.count("context_length")
+
+
+def vocab_rows(checkpoint: Checkpoint) -> int:
+    """Vocabulary size: rows of the embedding table (or of the head), which the tokenizer need not fill; else 0."""
+    for name in ("token_embd.weight", "output.weight"):
+        table = checkpoint.tensors.get(name)
+        if table is not None and len(table.shape) == 2:
+            return int(table.shape[0])
+    return 0
+
+
+# -- why a checkpoint cannot run -------------------------------------------------------------------------------------
+def dense_unmet(
+    checkpoint: Checkpoint,
+    header: HeaderReader,
+    shape: DenseShape,
+    neutral: Mapping[str, Any],
+    tensor_shapes: Callable[[], tuple[Shapes, Shapes]],
+) -> Sequence[str]:
+    """Reasons in the order: keys that cannot be read, features that are not here, tensors that do not fit.
+
+    header: already read; tensor_shapes: those a checkpoint needs and those it may have, asked for once sizes are sane.
+    """
+    family = header.architecture
+    reasons = [*header.problems, *header.not_neutral(neutral)]
+    scaling = checkpoint.metadata.get(f"{family}.rope.scaling.type", "none")
+    if scaling not in SCALING_TYPES:
+        reasons.append(
+            f"rope scaling {scaling!r} ({family}.rope.scaling.type) is not supported by family {family}; "
+            f"supported are {', '.join(SCALING_TYPES)}"
+        )
+    if reasons:
+        return reasons
+    if shape.num_layers > len(checkpoint.tensors):
+        # a count that no file could fill must not be counted up to
+        return [f"{family}.block_count={shape.num_layers}, but there are {len(checkpoint.tensors)} tensors in all"]
+    return [*bad_geometry(family, shape, checkpoint.metadata), *misfit(checkpoint.tensors, *tensor_shapes())]
+
+
+def bad_geometry(family: str, shape: DenseShape, metadata: Mapping[str, Any]) -> list[str]:
+    """Sizes that are numbers but do not go together."""
+    reasons = []
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if is_list(tokens) else 0
+    if num_tokens > shape.vocab_size > 0:
+        reasons.append(f"the tokenizer has {num_tokens} tokens and token_embd.weight only {shape.vocab_size} rows")
+    if shape.rope.theta <= 1.0:
+        reasons.append(f"{family}.rope.freq_base={shape.rope.theta} must be above 1")
+    if shape.num_heads % shape.num_kv_heads:
+        reasons.append(
+            f"{shape.num_heads} query heads ({family}.attention.head_count) cannot share {shape.num_kv_heads} key "
+            f"heads ({family}.attention.head_count_kv) evenly"
+        )
+    if shape.rope.dim % 2 or shape.rope.dim > shape.head_dim:
+        reasons.append(
+            f"{family}.rope.dimension_count={shape.rope.dim} must be even and at most the head's {shape.head_dim} "
+            "values"
+        )
+    value_dim = whole_number(metadata.get(f"{family}.attention.value_length", shape.head_dim))
+    if value_dim != shape.head_dim:
+        reasons.append(
+            f"values of {value_dim} beside keys of {shape.head_dim} ({family}.attention.value_length, key_length) are "
+            f"not supported by family {family}"
+        )
+    return reasons
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+def attention_matrices(shape: DenseShape) -> Shapes:
+    """Matrices of an attention layer: queries, keys, values, output."""
+    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {
+        "attn_q": (query, shape.hidden),
+        "attn_k": (key, shape.hidden),
+        "attn_v": (key, shape.hidden),
+        "attn_output": (shape.hidden, query),
+    }
+
+
+def gated_matrices(shape: DenseShape) -> Shapes:
+    """Matrices of a gated feed-forward."""
+    inner = (shape.intermediate, shape.hidden)
+    return {"ffn_gate": inner, "ffn_up": inner, "ffn_down": (shape.hidden, shape.intermediate)}
+
+
+def weights_of_all(shape: DenseShape, layer: Shapes) -> Shapes:
+    """Embedding, last norm, and for every layer a weight of each name given, by full name."""
+    weights: Shapes = {
+        "token_embd.weight": (shape.vocab_size, shape.hidden),
+        "output_norm.weight": (shape.hidden,),
+    }
+    for number in range(shape.num_layers):
+        weights |= {f"blk.{number}.{name}.weight": rows for name, rows in layer.items()}
+    return weights
+
+
+def own_head(shape: DenseShape) -> Shapes:
+    """The head of a checkpoint that does not use its embedding for it."""
+    return {"output.weight": (shape.vocab_size, shape.hidden)}
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Hands a checkpoint's tensors to a backend. eps: of its norms."""
+
+    checkpoint: Checkpoint
+    ops: Ops
+    eps: float
+
+    def matrix(self, name: str) -> Weight:
+        """A matrix by its full name."""
+        tensor = self.checkpoint.tensors[name]
+        return self.ops.load_matrix(self.checkpoint.data(name), tensor.quant_type, tensor.shape)
+
+    def vector(self, name: str) -> Tensor:
+        """A small tensor by its full name."""
+        return self.ops.load_vector(self.checkpoint.values(name))
+
+    def norm(self, name: str) -> Norm:
+        """A norm by its name without `.weight`."""
+        return Norm(self.vector(f"{name}.weight"), self.eps)
+
+    def projection(self, name: str) -> Projection:
+        """A matrix by its name without `.weight`, and its bias when the file has one."""
+        bias = f"{name}.bias"
+        return Projection(self.matrix(f"{name}.weight"), self.vector(bias) if bias in self.checkpoint.tensors else None)
+
+    def head(self, embedding: Weight) -> Projection:
+        """The head: the file's own, or the embedding where it is tied."""
+        return self.projection("output") if "output.weight" in self.checkpoint.tensors else Projection(embedding)
+
+    def swiglu(self, block: str) -> "SwiGLU":
+        """The feed-forward of a block such as `blk.0.`."""
+        return SwiGLU(
+            norm=self.norm(f"{block}ffn_norm"),
+            gate=self.projection(f"{block}ffn_gate"),
+            up=self.projection(f"{block}ffn_up"),
+            down=self.projection(f"{block}ffn_down"),
+        )
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """A feed-forward behind its norm (Shazeer 2020, arXiv 2002.05202)."""
+
+    norm: Norm
+    gate: Projection
+    up: Projection
+    down: Projection
+
+    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
+        """x + down(silu(gate y) · up y) with y = norm(x): [tokens, hidden] → the same."""
+        gate, up = ops.project(x, self.gate, self.up, norm=self.norm)
+        return ops.project_add(ops.silu_mul(gate, up), self.down, x)
