@@ -4,18 +4,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pocketllm.bench.analysis import stats
 from pocketllm.bench.analysis.contrasts import Analysis, Question, Result
 from pocketllm.bench.analysis.verdict import Word
-from pocketllm.bench.arm import CLAIMS, Arm, Role
+from pocketllm.bench.arm import CLAIMS, Arm
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import Rig
-from pocketllm.evidence.device_class import recorded_device_class
 
 RULES_VERSION = 1
 """Version of the estimator, the verdict rules and the validity rules together."""
@@ -118,7 +116,13 @@ def end_document(question: Question, analysis: Analysis, wall_s: float, notes: S
     """What is known once the last slot has ended."""
     return {
         "checks": [
-            {"code": check.code, "severity": check.severity.value, "value": check.value, "detail": check.detail}
+            {
+                "code": check.code,
+                "severity": check.severity.value,
+                "value": check.value,
+                "detail": check.detail,
+                "blocks": list(check.blocks),
+            }
             for check in analysis.checks
         ],
         "results": [result_entry(question, result) for result in analysis.results],
@@ -128,7 +132,7 @@ def end_document(question: Question, analysis: Analysis, wall_s: float, notes: S
         "valid_blocks": len(analysis.valid_blocks),
         "blocks": question.blocks,
         "wall_s": wall_s,
-        "notes": list(notes),
+        "notes": [*notes, *analysis.notes],
     }
 
 
@@ -143,6 +147,7 @@ def result_entry(question: Question, result: Result) -> dict[str, Any]:
         "role": result.role.value,
         "unit": "s/token",
         "n": fit.n,
+        "n_unit": fit.unit,
         "ratio": math.exp(float(fit.estimate)),
         "low": math.exp(low),
         "high": math.exp(high),
@@ -156,48 +161,13 @@ def result_entry(question: Question, result: Result) -> dict[str, Any]:
         "floor_source": None if result.floor is None else result.floor.source,
         "margin": result.margin,
         "mde": stats.minimum_detectable_effect(sd, fit.n, fit.df),
-        "blocks_to_resolve": stats.blocks_to_resolve(sd, result.margin, k),
+        "blocks_to_resolve": stats.blocks_to_resolve(sd, result.margin, k) if fit.unit == "block" else None,
+        "starts_to_resolve": stats.starts_to_resolve(sd, result.margin) if fit.unit == "start" else None,
         "primary": result.metric in question.scenario.primary,
         "verdict": None if result.verdict is None else result.verdict.word.value,
         "reason": None if result.verdict is None else result.verdict.reason,
         "outlying_blocks": result.num_outliers,
         "flips_without_outliers": result.flips,
-    }
-
-
-def null_history(
-    directories: Sequence[Path], key: Mapping[str, Any], hard: Mapping[str, Any]
-) -> dict[str, list[float]]:
-    """ln ratios of past null arms by metric: same hard machine facts, scenario, isolation, lengths and n.
-
-    `key` is what `history_key` says of this run; a record that cannot be read is passed over.
-    """
-    from pocketllm.evidence.store import list_records
-
-    found: dict[str, list[float]] = {}
-    for record in list_records(directories, kind="bench", on_problem=lambda problem: None):
-        document = record.document
-        if not record.complete or document.get("machine", {}).get("hard") != hard or history_key(document) != key:
-            continue
-        for result in document.get("results", []):
-            if result.get("role") == Role.NULL.value and isinstance(result.get("estimate"), float):
-                found.setdefault(str(result["metric"]), []).append(float(result["estimate"]))
-    return found
-
-
-def history_key(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for a past null arm to say something about this run."""
-    workload = document.get("workload") or {}
-    arms = document.get("arms") or [{}]
-    return {
-        "rules_version": document.get("rules_version"),
-        "scenario": document.get("scenario"),
-        "isolation": document.get("isolation"),
-        "blocks": len(document.get("schedule") or ()),
-        "target": arms[0].get("target"),
-        "device_class": recorded_device_class(document),
-        **{name: workload.get(name) for name in ("n_prompt", "n_out", "requests_per_slot")},
-        "model": (document.get("model") or {}).get("sha256"),
     }
 
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from pocketllm.bench.analysis import validity
 from pocketllm.bench.analysis.contrasts import Question, analyze
+from pocketllm.bench.analysis.history import history_key, null_history
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.arm import Arm, ArmSet
-from pocketllm.bench.record import end_document, history_key, null_history, row_of, start_document
+from pocketllm.bench.record import end_document, row_of, start_document
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.scenarios.prompts import make_ask
 from pocketllm.bench.schedule import (
