@@ -114,6 +114,15 @@ Reserve = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Whether a request starts from what an earlier one computed for the same first tokens.",
+        show_default="--prefix-cache",
+        rich_help_panel=PANEL,
+    ),
+]
 MaxQueuedRequests = Annotated[
     int | None,
     typer.Option(

@@ -72,6 +72,7 @@ def serve(
     watermark: flags.Watermark = None,
     reserve: flags.Reserve = None,
     max_queued_requests: flags.MaxQueuedRequests = None,
+    prefix_cache: flags.PrefixCache = None,
 ) -> None:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics.
 
@@ -91,6 +92,7 @@ def serve(
         watermark=watermark,
         reserve=reserve,
         max_queued_requests=max_queued_requests,
+        prefix_cache=prefix_cache,
     )
     settings = server_settings(
         host=host,

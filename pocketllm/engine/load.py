@@ -51,7 +51,8 @@ class Engine:
         )
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take)
-        return EngineLoop(Scheduler(limits, self.model.vocab_size), runner, self.tokenizer)
+        seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
+        return EngineLoop(Scheduler(limits, self.model.vocab_size, seed), runner, self.tokenizer)
 
     def sibling(self, **switchable: Any) -> "Engine":
         """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.

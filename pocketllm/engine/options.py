@@ -13,7 +13,9 @@ ENVIRONMENT_PREFIX = "POCKETLLM_"
 PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
 
-SWITCHABLE = frozenset({"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve"})
+SWITCHABLE = frozenset(
+    {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
+)
 """Options of the scheduler, which a second loop over the same loaded weights can have otherwise (`toggle` arms)."""
 
 
@@ -41,6 +43,8 @@ class EngineOptions:
     """Share of the running requests' possible growth that admission keeps free; below 1 a request may be recomputed."""
     max_queued_requests: int = 256
     """Requests that may wait before the queue refuses."""
+    prefix_cache: bool = True
+    """Whether a request starts from cache blocks that an earlier one filled with the same tokens."""
     threads: int | None = None
     """CPU threads; None: the cores this process may use."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -135,7 +139,9 @@ def convert(name: str, value: Any, where: str) -> Any:
     Raises OptionError naming where it stood.
     """
     wanted = get_type_hints(EngineOptions)[name]
-    kind = next(k for k in (int, float, str) if k is wanted or k in getattr(wanted, "__args__", ()))
+    kind = next(k for k in (bool, int, float, str) if k is wanted or k in getattr(wanted, "__args__", ()))
+    if kind is bool:
+        return convert_switch(name, value, where)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         if isinstance(value, str):
@@ -146,3 +152,13 @@ def convert(name: str, value: Any, where: str) -> Any:
         pass
     names = {int: "a whole number", float: "a number", str: "a text"}
     raise OptionError(f"{where}: {name}={value!r} is not {names[kind]}")
+
+
+def convert_switch(name: str, value: Any, where: str) -> bool:
+    """A value as true or false; OptionError naming where it stood for anything else."""
+    known = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in known:
+        return known[value.strip().lower()]
+    raise OptionError(f"{where}: {name}={value!r} is neither true nor false")

@@ -31,6 +31,8 @@ class Limits:
     watermark: float
     reserve: float
     max_queued_requests: int
+    prefix_cache: bool = True
+    """Whether full blocks are found again by the tokens they hold."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ def make_limits(options: EngineOptions, memory: MemoryPlan) -> Limits:
         watermark=options.watermark,
         reserve=options.reserve,
         max_queued_requests=options.max_queued_requests,
+        prefix_cache=options.prefix_cache,
     )
 
 

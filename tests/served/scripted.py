@@ -99,7 +99,17 @@ class ScriptedLoop:
             self.cancel(request_id)
 
     def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(num_running=len(self.active), num_waiting=0, kv_usage=0.0, num_preemptions=0)
+        return SimpleNamespace(
+            num_running=len(self.active),
+            num_waiting=0,
+            kv_usage=0.0,
+            num_preemptions=0,
+            num_prefix_queried_tokens=None,
+            num_prefix_hit_tokens=None,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        return False
 
     def _run(self, request: Request, sink: Callable[[Event], None]) -> None:
         reason, error, count = FinishReason.STOP, None, 0

@@ -74,6 +74,7 @@ def test_the_routes_that_exist_are_the_ones_the_test_above_knows() -> None:
         "/health",
         "/ready",
         "/metrics",
+        "/reset_prefix_cache",
     }
 
 

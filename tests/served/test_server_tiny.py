@@ -303,3 +303,23 @@ def test_random_mixes_of_requests_and_departures_all_end(tiny_server: Served) ->
     assert not any(thread.is_alive() for thread in threads)
     until(lambda: blocks_are_free(tiny_server), 10)
     assert tiny_server.complete("Once", **GREEDY)["choices"][0]["text"]
+
+
+def test_a_prompt_that_comes_again_is_found_until_the_cache_is_reset_or_salted(tiny_server: Served) -> None:
+    body: dict[str, Any] = {"prompt": list(range(40, 90)), "temperature": 0, "max_tokens": 4, "return_token_ids": True}
+
+    def ask(**more: Any) -> tuple[int, list[int]]:
+        answer = httpx.post(tiny_server.url + COMPLETIONS, json=body | more).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]
+
+    hits = tiny_server.metric("prefix_cache_hits_total")
+    num_cold, cold = ask()
+    num_warm, warm = ask()
+
+    assert (num_cold, num_warm) == (0, 48)
+    assert warm == cold
+    assert tiny_server.metric("prefix_cache_hits_total") - hits == 48
+    assert ask(cache_salt="mine") == (0, cold)
+    assert httpx.post(tiny_server.url + "/reset_prefix_cache").json() == {"reset": True}
+    assert ask() == (0, cold)
+    assert httpx.post(tiny_server.url + COMPLETIONS, json=body | {"cache_salt": ""}).status_code == 400

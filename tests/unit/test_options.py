@@ -56,6 +56,8 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {}, "[engine]\nprefill_chunk = 1.5\n", ["pocketllm.toml", "prefill_chunk=1.5", "whole number"]),
         ({}, {}, "[engine]\nmax_num_seqs = true\n", ["pocketllm.toml", "max_num_seqs=True", "whole number"]),
         ({}, {}, "[engine]\nmodel = 5\n", ["pocketllm.toml", "model=5", "text"]),
+        ({}, {"POCKETLLM_PREFIX_CACHE": "maybe"}, "", ["POCKETLLM_PREFIX_CACHE", "'maybe'", "neither true nor false"]),
+        ({}, {}, "[engine]\nprefix_cache = 1\n", ["pocketllm.toml", "prefix_cache=1", "neither true nor false"]),
         ({}, {}, "[engine]\nblock_size = inf\n", ["pocketllm.toml", "block_size=inf"]),
         ({}, {}, "[engine]\nwidth = 3\n", ["pocketllm.toml", "'width'", "max_num_seqs"]),
         ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
@@ -100,6 +102,12 @@ def test_a_whole_float_from_the_file_is_a_whole_number(tmp_path: Path) -> None:
     options = resolve_options({}, {}, tmp_path)
 
     assert (options.reserve, options.kv_cache_bytes) == (1.0, 1_000_000_000)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("0", False), ("No", False), ("on", True)])
+def test_a_switch_can_be_said_in_words(tmp_path: Path, text: str, expected: bool) -> None:
+    assert resolve_options({}, {"POCKETLLM_PREFIX_CACHE": text}, tmp_path).prefix_cache is expected
+    assert resolve_options({"prefix_cache": expected}, {}, tmp_path).prefix_cache is expected
 
 
 def test_switchable_options_are_options() -> None:

@@ -12,7 +12,8 @@ from tests.fake_model import VOCAB_SIZE, limits
 
 
 def a_scheduler(**changes: Any) -> Scheduler:
-    return Scheduler(limits(**changes), VOCAB_SIZE)
+    """Without a prefix cache, so that equal prompts need as many blocks as different ones."""
+    return Scheduler(limits(**{"prefix_cache": False, **changes}), VOCAB_SIZE)
 
 
 def a_request(name: str, num_prompt: int, max_tokens: int | None = 4, **changes: Any) -> Request:
@@ -33,6 +34,12 @@ def step(scheduler: Scheduler) -> dict[str, int]:
         if len(request.output_token_ids) == request.max_output_tokens:
             scheduler.finish(request)
     return by_name(schedule)
+
+
+def written_blocks(request: Request, count: int) -> list[int]:
+    """Blocks that the next `count` tokens of a request go into."""
+    first, last = request.num_computed_tokens, request.num_computed_tokens + count - 1
+    return request.block_ids[first // 4 : last // 4 + 1]
 
 
 def by_name(schedule: Schedule) -> dict[str, int]:
@@ -143,6 +150,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=
     st.sampled_from([0.0, 0.1, 0.5]),
     st.sampled_from([0.0, 0.3, 1.0]),
     st.integers(13, 30),
+    st.booleans(),
 )
 def test_whatever_the_limits_everything_ends_and_in_order(
     sizes: list[tuple[int, int]],
@@ -152,8 +160,10 @@ def test_whatever_the_limits_everything_ends_and_in_order(
     watermark: float,
     reserve: float,
     num_blocks: int,
+    prefix_cache: bool,
 ) -> None:
     scheduler = a_scheduler(
+        prefix_cache=prefix_cache,
         max_num_seqs=width,
         max_num_batched_tokens=width + more_budget,
         prefill_chunk=chunk,
@@ -179,7 +189,10 @@ def test_whatever_the_limits_everything_ends_and_in_order(
             int(request.request_id) for request in scheduler.waiting
         )
         held = [block for request in requests for block in request.block_ids]
-        assert len(set(held)) == len(held) == scheduler.pool.num_used
+        assert len(set(held)) == scheduler.pool.num_used
+        written = [block for request, count in schedule.num_tokens.items() for block in written_blocks(request, count)]
+        assert all(held.count(block) == 1 for block in written), "a shared block is written"
+        assert prefix_cache or len(set(held)) == len(held)
         admitted += [name for name in by_name(schedule) if name not in admitted]
 
         for request in scheduler.update(schedule):

@@ -7,9 +7,8 @@ cancelled through an inbox, from any thread. Each accepted request gets exactly 
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -25,6 +24,7 @@ from pocketllm.engine.lifecycle.runner import LogitsRow
 from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
+from pocketllm.engine.lifecycle.stats import Counters, LoopStats
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.errors import QueueFullError, RequestError
 
@@ -39,38 +39,6 @@ class StepRunner(Protocol):
 
     def run(self, schedule: Schedule) -> dict[Request, LogitsRow]:
         """Compute one step."""
-
-
-@dataclass(frozen=True)
-class LoopStats:
-    """Gauges of now and counters since the loop was made."""
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
-    num_steps: int
-    """Forward passes."""
-    num_step_tokens: int
-    """Tokens computed by them, recomputed ones included."""
-    max_step_tokens: int
-    max_step_seqs: int
-    num_prompt_tokens: int
-    """Prompt tokens of requests that have been prefilled."""
-    num_generation_tokens: int
-    num_preemptions: int
-    num_submitted: int
-    num_rejected: int
-    """Refused at the door: the queue was full, or the request could not be served."""
-    num_cancelled: int
-    num_failed_steps: int
-    finished: Mapping[str, int]
-    """Requests by finish reason."""
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of cache blocks in use, 0 to 1."""
-        return 1.0 - self.num_free_blocks / self.num_blocks
 
 
 @dataclass
@@ -100,21 +68,6 @@ class _Wake:
     pass
 
 
-@dataclass
-class _Counters:
-    num_steps: int = 0
-    num_step_tokens: int = 0
-    max_step_tokens: int = 0
-    max_step_seqs: int = 0
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_submitted: int = 0
-    num_rejected: int = 0
-    num_cancelled: int = 0
-    num_failed_steps: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-
-
 class EngineLoop:
     """Requests in, events out."""
 
@@ -128,7 +81,7 @@ class EngineLoop:
         self._door = threading.Lock()  # guards _active and _is_open
         self._is_open = True
         self._step_lock = threading.Lock()
-        self._counters = _Counters()
+        self._counters = Counters()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -182,7 +135,7 @@ class EngineLoop:
 
     def stats(self) -> LoopStats:
         """A snapshot; a number may be one step older than its neighbor."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
+        scheduler, pool, cache = self._scheduler, self._scheduler.pool, self._scheduler.prefix_cache
         num_running = len(scheduler.running)
         counters = {name: value for name, value in vars(self._counters).items() if name != "finished"}
         return LoopStats(
@@ -191,9 +144,22 @@ class EngineLoop:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_preemptions=scheduler.num_preemptions,
+            num_prefix_queried_tokens=None if cache is None else cache.num_queried_tokens,
+            num_prefix_hit_tokens=None if cache is None else cache.num_hit_tokens,
             finished={reason.value: self._counters.finished[reason.value] for reason in FinishReason},
             **counters,
         )
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no later request find what was computed until now; waits for a step in progress.
+
+        True when it happened, False when the loop has no prefix cache.
+        """
+        with self._step_lock:
+            cache = self._scheduler.prefix_cache
+            if cache is not None:
+                cache.reset()
+            return cache is not None
 
     @property
     def is_running(self) -> bool:
@@ -347,7 +313,8 @@ class EngineLoop:
             text, stop_string = self._held_back(active)
             if stop_string and reason is FinishReason.LENGTH:
                 reason = FinishReason.STOP
-        self._scheduler.finish(request)
+        # what a failed step has left in the cache must not come back in another answer
+        self._scheduler.finish(request, is_sound=reason is not FinishReason.ERROR)
         request.times.finished_s = time.perf_counter()
         self._counters.finished[reason.value] += 1
         self._counters.num_cancelled += reason is FinishReason.CANCELLED

@@ -66,14 +66,21 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     wants_prompt_logits: bool = False
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached blocks; None is one too."""
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at its first admission."""
     num_preemptions: int = 0
     max_output_tokens: int = 0
     """`params.max_tokens`, or what the context leaves; set when the request is accepted."""
     block_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    """Prefix cache keys of its first full blocks, as far as they were asked for."""
+    num_kept_blocks: int = 0
+    """Blocks that the prefix cache knows of, from the first."""
     times: RequestTimes = field(default_factory=RequestTimes)
     prompt_logits: npt.NDArray[np.float32] | None = None
     """[prompt tokens, vocab], filled step by step when wanted."""

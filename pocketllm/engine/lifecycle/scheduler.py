@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
+from pocketllm.engine.lifecycle.kv.prefix_cache import PrefixCache
 from pocketllm.engine.lifecycle.request import Request, RequestState
 from pocketllm.engine.plan import Limits
 from pocketllm.errors import ContextLengthError, RequestError
@@ -32,13 +33,14 @@ class Scheduler:
     """Running requests first, then waiting ones in order of arrival; no one is overtaken.
 
     The oldest running request always gets its blocks (younger ones are preempted for it) and every accepted request
-    fits the pool alone, so that something advances in every step.
+    fits the pool alone, so that something advances in every step. cache_seed: see PrefixCache.
     """
 
-    def __init__(self, limits: Limits, vocab_size: int) -> None:
+    def __init__(self, limits: Limits, vocab_size: int, cache_seed: bytes = b"") -> None:
         self.limits = limits
         self.vocab_size = vocab_size
         self.pool = BlockPool(limits.num_blocks)
+        self.prefix_cache = PrefixCache(self.pool, limits.block_size, cache_seed) if limits.prefix_cache else None
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -110,7 +112,8 @@ class Scheduler:
         """Decide the next step and give its requests their blocks. Empty only when there is no work."""
         tokens: dict[Request, int] = {}
         preempted = self._schedule_running(tokens)
-        self._admit(tokens)  # whoever lost its blocks heads the line, and there are fewer free than it had
+        if not preempted:  # or whoever lost its blocks would be back at once, through the prefix cache
+            self._admit(tokens)
         return Schedule(tokens, tuple(preempted))
 
     def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
@@ -134,10 +137,9 @@ class Scheduler:
         return preempted
 
     def _preempt_youngest(self) -> Request:
-        """Send the youngest running request back to the head of the queue; it is recomputed from the start."""
+        """Send the youngest running request back to the head of the queue; it is recomputed, but for cached tokens."""
         request = self.running.pop()
         self._release(request)
-        request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         request.move_to(RequestState.WAITING)
@@ -148,15 +150,32 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - sum(tokens.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
+            self._take_cached(request)
             if not self._fits(request):
+                self._release(request)
                 return  # the head of the line waits, and nobody passes it
             self.waiting.popleft()
-            count = min(request.num_tokens, self.limits.prefill_chunk, budget)
-            request.block_ids += self.pool.allocate(self._missing_blocks(request, count))
+            self._count_cached(request)
+            count = min(request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget)
+            missing = self._missing_blocks(request, request.num_computed_tokens + count)
+            request.block_ids += self.pool.allocate(missing)
             request.move_to(RequestState.RUNNING)
             self.running.append(request)
             tokens[request] = count
             budget -= count
+
+    def _take_cached(self, request: Request) -> None:
+        if self.prefix_cache is not None:
+            request.block_ids = self.prefix_cache.match(request)
+            self.pool.share(request.block_ids)
+            request.num_kept_blocks = len(request.block_ids)
+            request.num_computed_tokens = len(request.block_ids) * self.limits.block_size
+
+    def _count_cached(self, request: Request) -> None:
+        if self.prefix_cache is not None:
+            self.prefix_cache.count(request, request.num_computed_tokens)
+        if not request.num_preemptions:
+            request.num_cached_tokens = request.num_computed_tokens
 
     def _fits(self, request: Request) -> bool:
         """Whether the pool can take one more: what is known to be needed, and `reserve` of what may be."""
@@ -178,6 +197,8 @@ class Scheduler:
         for request, count in schedule.num_tokens.items():
             request.num_computed_tokens += count
             assert request.num_computed_tokens <= request.num_tokens, request.request_id
+            if self.prefix_cache is not None:
+                self.prefix_cache.keep(request)
             if request.num_computed_tokens == request.num_tokens:
                 caught_up.append(request)
         return caught_up
@@ -187,18 +208,21 @@ class Scheduler:
         assert len(request.output_token_ids) < request.max_output_tokens, request.request_id
         request.output_token_ids.append(token_id)
 
-    def finish(self, request: Request) -> None:
-        """End a request, wherever it stands, and free its blocks."""
+    def finish(self, request: Request, is_sound: bool = True) -> None:
+        """End a request, wherever it stands, and free its blocks; what is not sound is not found again."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        if not is_sound:
+            self.pool.forget(request.block_ids)
         self._release(request)
         request.move_to(RequestState.FINISHED)
 
     def _release(self, request: Request) -> None:
         self.pool.free(request.block_ids)
         request.block_ids.clear()
+        request.num_kept_blocks = request.num_computed_tokens = 0
 
     def _missing_blocks(self, request: Request, num_tokens: int) -> int:
         return max(blocks_for(num_tokens, self.limits.block_size) - len(request.block_ids), 0)

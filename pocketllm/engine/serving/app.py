@@ -1,4 +1,4 @@
-"""The routes: /v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics."""
+"""The routes: /v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /reset_prefix_cache."""
 
 import asyncio
 import logging
@@ -214,6 +214,12 @@ def add_probes(app: FastAPI, server: Server) -> None:
     async def scrape() -> Response:
         content = b"" if server.metrics is None else server.metrics.exposition()
         return Response(content, headers={"content-type": metrics.CONTENT_TYPE})
+
+    @app.post("/reset_prefix_cache", response_model=None)
+    async def reset() -> Response:
+        engine, _ = server.serving()
+        # on a thread: it waits for the step in progress
+        return json_response({"reset": await asyncio.to_thread(engine.loop.reset_prefix_cache)})
 
 
 def add_failures(app: FastAPI, server: Server) -> None:

@@ -41,7 +41,8 @@ class Generation:
         `observe` makes, for each request, what sees its events on the engine's thread.
         """
         requests = [
-            Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params) for choice in self.choices
+            Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params, cache_salt=choice.cache_salt)
+            for choice in self.choices
         ]
         for request in requests:
             self._engine_loop.check(request)  # what can never be served is refused before its neighbors begin

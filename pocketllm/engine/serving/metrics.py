@@ -1,7 +1,7 @@
 """What Prometheus scrapes: vLLM's stems under `pocketllm:`, in a registry of the server's own.
 
-Every series exists from the start with its real value, zero included; what this engine does not have (a prefix cache,
-speculation) has no series at all, so an absent series is never to be read as zero.
+Every series exists from the start with its real value, zero included; what this engine does not have (speculation, or a
+prefix cache that was switched off) has no series at all, so an absent series is never to be read as zero.
 """
 
 import time
@@ -27,7 +27,7 @@ class LoopCollector:
         self._read_stats = read_stats
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges, and the preemptions the scheduler counted."""
+        """The gauges, and what the scheduler counted."""
         stats = self._read_stats()
         gauges = {
             "num_requests_running": ("Requests being computed.", stats.num_running),
@@ -38,11 +38,16 @@ class LoopCollector:
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
             yield gauge
-        counter = CounterMetricFamily(
-            PREFIX + "num_preemptions", "Requests sent back to waiting because blocks ran out.", labels=["model_name"]
-        )
-        counter.add_metric([self._model_name], stats.num_preemptions)
-        yield counter
+        counters = {
+            "num_preemptions": ("Requests sent back to waiting because blocks ran out.", stats.num_preemptions),
+            "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_queried_tokens),
+            "prefix_cache_hits": ("Tokens found there, and not computed.", stats.num_prefix_hit_tokens),
+        }
+        for name, (text, value) in counters.items():
+            if value is not None:
+                counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+                counter.add_metric([self._model_name], value)
+                yield counter
 
 
 class ServerMetrics:
@@ -52,7 +57,9 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(LoopCollector(model_name, read_stats))
         self._model_name = model_name
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens computed, up to a first token.")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens, cached ones too, of requests that got a token."
+        )
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.cancellations = self._counter("cancellations", "Requests ended by a disconnect or a shutdown.")
         self.ttft_s = self._histogram("time_to_first_token_seconds", "Submission to the first token.")

@@ -19,6 +19,7 @@ class Choice:
     index: int
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    cache_salt: str | None = None
 
 
 def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
@@ -76,7 +77,8 @@ def choices(engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[i
         if not prompt:
             raise RequestError("the prompt has no tokens", param=param)
         shared = tuple(prompt)
-        found += [Choice(len(found) + offset, shared, params) for offset, params in enumerate(of_each)]
+        first = len(found)
+        found += [Choice(first + offset, shared, one, body.cache_salt) for offset, one in enumerate(of_each)]
     return found
 
 

@@ -16,6 +16,7 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 128
 """Most prompts of one completions body, and most choices over all of them."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_CACHE_SALT = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for /v1/completions."""
 
@@ -171,12 +172,15 @@ class GenerationBody(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
     @model_validator(mode="after")
     def check_whole(self) -> "GenerationBody":
         check_extras(self.model_extra or {}, NEUTRAL, INERT)
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise ValueError(f"n={clipped(self.n)} must be between 1 and {MAX_CHOICES}")
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_CACHE_SALT:
+            raise ValueError(f"cache_salt must have 1 to {MAX_CACHE_SALT} characters")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise ValueError(
                 f"stop_token_ids has {len(self.stop_token_ids)} entries, the limit is {MAX_STOP_TOKEN_IDS}"

@@ -29,6 +29,8 @@ class ServedLoop(Protocol):
 
     def stats(self) -> Any: ...
 
+    def reset_prefix_cache(self) -> bool: ...
+
 
 class ServedTokenizer(Protocol):
     """The part of a tokenizer that a server reads."""

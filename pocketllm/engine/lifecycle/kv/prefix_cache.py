@@ -1,0 +1,76 @@
+"""Finds cache blocks that an earlier request has filled with the same tokens; pure.
+
+A full block is known by a chained key: a digest of the key before it and of its own tokens, so that equal keys mean
+equal tokens from the first one on. The chain begins with what else decides a block's contents: the model, the cache's
+geometry and a request's salt. Only full blocks are shared, and a shared block is never written.
+"""
+
+from array import array
+from hashlib import blake2b
+
+from pocketllm.engine.lifecycle.kv.block_pool import BlockPool
+from pocketllm.engine.lifecycle.request import Request
+
+KEY_BYTES = 16
+
+
+class PrefixCache:
+    """The blocks of a pool by the tokens they hold.
+
+    seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache). Counts are in tokens
+    and of admissions only: what was asked for, and how much of it was there.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, seed: bytes) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._seed = seed
+        self._num_resets = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    def match(self, request: Request) -> list[int]:
+        """Blocks that hold the request's first tokens, as many as there are without a gap; not taken yet.
+
+        The last token is never among them, because its logits are wanted; a request that wants logits of its whole
+        prompt matches nothing.
+        """
+        blocks: list[int] = []
+        if request.wants_prompt_logits:
+            return blocks
+        for index in range((request.num_tokens - 1) // self._block_size):
+            block = self._pool.find(self._key(request, index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def count(self, request: Request, num_hit_tokens: int) -> None:
+        """Book an admission."""
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += num_hit_tokens
+
+    def keep(self, request: Request) -> None:
+        """Make the blocks that a request has filled findable; called when their tokens have been computed."""
+        for index in range(request.num_kept_blocks, request.num_computed_tokens // self._block_size):
+            self._pool.set_key(request.block_ids[index], self._key(request, index))
+            request.num_kept_blocks = index + 1
+
+    def reset(self) -> None:
+        """Begin anew: nothing that was computed until now is found by any request that comes."""
+        self._pool.forget_all()
+        # what runs goes on filling blocks: their keys continue a chain that no new request begins
+        self._num_resets += 1
+
+    def _key(self, request: Request, index: int) -> bytes:
+        keys = request.block_keys
+        while len(keys) <= index:
+            start = len(keys) * self._block_size
+            tokens = array("i", request.token_ids(start, start + self._block_size))
+            parent = keys[-1] if keys else self._root(request.cache_salt)
+            keys.append(blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest())
+        return keys[index]
+
+    def _root(self, salt: str | None) -> bytes:
+        text = repr((self._seed, self._block_size, self._num_resets, salt))
+        return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
