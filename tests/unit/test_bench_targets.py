@@ -299,7 +299,7 @@ def test_a_prompt_has_exactly_the_tokens_asked_for(n: int, salt: str) -> None:
 
 def test_prompts_are_the_same_everywhere_and_differ_from_the_first_word() -> None:
     assert prompt_text("1-0", 12) == prompt_text("1-0", 12)
-    assert prompt_text("1-0", 12).startswith("a302 hunter da3294ef. The gentle soldier "), (
+    assert prompt_text("1-0", 12).startswith("a302 da32 94ef.\n'You may not have lived"), (
         "a change here breaks the histories of records"
     )
     assert len({prompt_text(str(n), 12).split()[0] for n in range(300)}) > 290

@@ -31,7 +31,7 @@ def slot_table(scenario: Scenario, measured: Sequence[Measured]) -> Table:
     words = {name.partition("@")[0] for name in wanted}
     table: Table = {}
     for (point, block, arm), samples in grouped.items():
-        values = {**latency.slot_values(samples, scenario.slos), **quantiles(samples, words)}
+        values = {**scenario.costs(samples, scenario.slos), **quantiles(samples, words)}
         for word, cost in values.items():
             name = f"{word}@{point}" if point else word
             if name in wanted:

@@ -8,10 +8,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pocketllm.bench.latency import Timed, slot_values
 from pocketllm.errors import OptionError
+
+if TYPE_CHECKING:
+    from pocketllm.bench.targets.contract import Ask, Sample
 
 
 class Arrivals(Enum):
@@ -26,7 +29,7 @@ class Arrivals(Enum):
 
 
 class Need(Enum):
-    """What only some targets can do; a target declares its own set."""
+    """What only some targets can do; each declares its own set."""
 
     STRUCTURED = "structured output (a JSON schema)"
     OPS = "an engine in this process"
@@ -68,7 +71,9 @@ class Point:
     """Leading prompt tokens from a text that the requests of one slot share."""
     warm_prefix: bool = False
     """Whether the burn-in brings that prefix too, so that a prefix cache holds it when measuring begins."""
-    json_schema: Mapping[str, Any] | None = None
+    json_schema: Mapping[str, Any] | None = field(default=None, hash=False)
+    judged: bool = True
+    """Whether the scenario's judged metrics are judged at this point too."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.spread < 1, self
@@ -134,6 +139,17 @@ class Point:
         return Planned(salt, n_prompt, n_out, offset_s, prefix_salt, self.n_prefix, self.json_schema)
 
 
+class Meter(Protocol):
+    """Measures one arm where no request does: what stands in the record is a request and a sample all the same."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What readers of its samples need, for `meter` in the run document; asked once, before the first slot."""
+
+    def __call__(self, point: Point, salt: str) -> "Sequence[tuple[Ask, Sample]]":
+        """One slot's point."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Loads and metrics. `judged` metrics get a verdict at every point, `shown` ones are told without a word."""
@@ -150,25 +166,21 @@ class Scenario:
     slos: Mapping[str, float] = field(default_factory=dict)
     """Upper limits in seconds of a request's ttft, tpot and e2el: one that meets all of them counts for goodput."""
     needs: frozenset[Need] = frozenset()
-    measure: Callable[..., Sequence[Any]] | None = None
-    """(target, point, salt) → the samples of one slot's point, for a scenario that is not made of requests."""
+    meters: Callable[[Mapping[str, Any]], Mapping[str, "Meter"]] | None = None
+    """Targets by arm → what measures a slot of each, for a scenario that is not made of requests; asked once a run."""
     costs: Callable[[Sequence[Timed], Mapping[str, float]], Mapping[str, float]] = slot_values
     """(samples of one slot's point, slos) → cost by metric."""
-
-    def values(self, point: Point, samples: Sequence[Timed]) -> dict[str, float]:
-        """What one slot's point says of each metric of this scenario, by full name; what it cannot show is absent."""
-        found = self.costs(samples, self.slos)
-        return {point.metric(name): found[name] for name in (*self.judged, *self.shown) if name in found}
 
     @property
     def primary(self) -> tuple[str, ...]:
         """Full names of the judged metrics, point by point."""
-        return tuple(point.metric(name) for point in self.points for name in self.judged)
+        return tuple(point.metric(name) for point in self.points if point.judged for name in self.judged)
 
     @property
     def also(self) -> tuple[str, ...]:
         """Full names of the metrics that are only shown."""
-        return tuple(point.metric(name) for point in self.points for name in self.shown)
+        names = {point: self.shown if point.judged else (*self.judged, *self.shown) for point in self.points}
+        return tuple(point.metric(name) for point, some in names.items() for name in some)
 
     @property
     def shapes(self) -> tuple[Point, ...]:

@@ -1,70 +1,41 @@
-"""Prompts of an exact length in tokens: English-like text, salted so that no two share a prefix.
+"""Prompts of an exact length in tokens: real text, salted so that no two share a beginning.
 
-The text is generated, not quoted: sentences from a committed word list, the same for the same seed on every machine.
+The text is Lewis Carroll's *Alice's Adventures in Wonderland* (1865), in the public domain, a paragraph a line. A
+prompt begins with a tag that its salt alone decides, goes on at a paragraph that the salt picks, and wraps around.
 """
 
 import hashlib
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
 
 from pocketllm.bench.scenarios.contract import Planned
 from pocketllm.bench.targets.contract import Ask
 from pocketllm.errors import OptionError
 
-GENERATOR_VERSION = 1
-WORDS_PER_TOKEN = 1.1
-
-WORD_LIST = """
-adjective old young quiet heavy bright narrow golden bitter gentle broken hollow early distant wooden silver clever
-adjective tired careful empty crowded frozen familiar hungry patient sudden simple strange warm wild winding
-noun farmer river market teacher window garden letter sailor mountain village doctor bridge candle winter harbor
-noun painter forest kitchen soldier lantern journey baker street valley captain orchard engine library shepherd
-noun station mirror weaver island merchant meadow tower hunter blanket printer cellar blacksmith morning compass
-noun carpenter ladder message stranger furnace pilot quarry rooster saddle tailor umbrella wagon ferry basket
-verb carried followed watched opened repaired painted remembered crossed borrowed described measured gathered
-verb forgot admired delivered counted promised lifted searched polished traded answered buried mended visited
-adverb slowly often quietly never gladly almost suddenly carefully always twice later again
-place beside near under behind beyond across above within toward along against before
-joint while because although until since whenever and but so
-"""
+GENERATOR_VERSION = 2
+PROMPTS = "public-domain text (Alice's Adventures in Wonderland), salted per request"
+WORDS_PER_TOKEN = 0.9
 
 
-def words_by_kind() -> dict[str, list[str]]:
-    """WORD_LIST as lists by part of speech."""
-    found: dict[str, list[str]] = {}
-    for line in WORD_LIST.strip().splitlines():
-        kind, *words = line.split()
-        found.setdefault(kind, []).extend(words)
-    return found
-
-
-WORDS = words_by_kind()
-
-
-def sentence(rng: random.Random) -> str:
-    """One sentence of eleven words, or of two such clauses."""
-    text = clause(rng)
-    if rng.random() < 0.5:
-        text = f"{text} {rng.choice(WORDS['joint'])} {clause(rng)}"
-    return text[0].upper() + text[1:] + rng.choice([".", ".", ".", "!", "?"])
-
-
-def clause(rng: random.Random) -> str:
-    """Somebody does something to something somewhere."""
-    form = "the adjective noun adverb verb the noun place the adjective noun"
-    return " ".join(rng.choice(WORDS[word]) if word in WORDS else word for word in form.split())
+@cache
+def paragraphs() -> tuple[str, ...]:
+    """The shipped text."""
+    return tuple((files(__package__) / "alice.txt").read_text(encoding="utf-8").splitlines())
 
 
 def prompt_text(salt: str, words: int) -> str:
     """At least `words` words of text that begins with what the salt alone decides."""
-    rng = random.Random(salt)
     tag = hashlib.sha256(salt.encode()).hexdigest()[:12]
-    parts = [f"{tag[:4]} {rng.choice(WORDS['noun'])} {tag[4:]}."]
-    count = 3
+    book = paragraphs()
+    place = random.Random(salt).randrange(len(book))
+    parts, count = [f"{tag[:4]} {tag[4:8]} {tag[8:]}."], 3
     while count < words:
-        parts.append(sentence(rng))
+        parts.append(book[place % len(book)])
         count += len(parts[-1].split())
-    return " ".join(parts)
+        place += 1
+    return "\n".join(parts)
 
 
 Encode = Callable[[str], Sequence[int]]
