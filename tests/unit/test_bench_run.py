@@ -490,7 +490,7 @@ def test_a_slot_is_the_median_of_its_requests() -> None:
 
 def test_scenarios_are_the_files_of_their_folder() -> None:
     assert {"concurrency", "context", "decode", "mixed", "prefill", "prefix", "structured", "wave"} <= set(known())
-    with pytest.raises(OptionError, match="known: decode, prefill"):
+    with pytest.raises(OptionError, match="known: concurrency, context, decode"):
         find_scenario("everything")
 
 
