@@ -7,8 +7,10 @@ rung 2: the same family, quant types and device class):
 1 inspect only    an `inspect` record without errors
 2 experimental    + `parity` records inside tolerance that cover the family and every quant type of the checkpoint,
                   or one of 64 positions or more of the checkpoint itself
-3 text, CLI only  + a `golden` record through `generate`, all IDENTICAL or TIE, + a valid `bench` record with a null arm
-4 text + server   + a `golden` record through HTTP (stream and not, concurrency 2, cancel, shutdown), + a served `bench`
+3 text, CLI only  + a `golden` record of the whole suite through `generate`, all IDENTICAL or TIE, + a valid `bench`
+                  record with a null arm
+4 text + server   + a `golden` record of the whole suite through HTTP (stream and not, concurrency 2, cancel, shutdown),
+                  + a served `bench`
 
 A rung stands on the ones below it. What counts is the latest judgement of each check: a failure demotes at once and
 until the same check passes again; UNRECORDED, NOT JUDGED and an INVALID bench run neither prove nor demote.
@@ -23,17 +25,18 @@ from pocketllm.evidence.device_class import recorded_device_class
 from pocketllm.evidence.freshness import UNKNOWN, freshness_of
 from pocketllm.evidence.schema import KINDS
 from pocketllm.evidence.store import list_records
+from pocketllm.evidence.suite import HTTP_WAYS, PASSED, Row, Suite, http_lacks, proves_generate, suite_lacks, suites_of
 
 WORDS = ("unproven", "inspect only", "experimental", "text, CLI only", "text + server")
-PASSED = frozenset({"IDENTICAL", "TIE"})
 FAILED = frozenset({"REGRESSION", "DRIFT", "DIVERGED"})
+SUBJECT_KINDS = frozenset({"inspect", "golden", "bench"})
+"""Kinds of which a record makes a ladder row; calibrations and imported runs are no proof of anything here."""
+NO_SUITES: Mapping[str, Suite] = {}
 TEACHER_FORCED = 64
 """Positions of the real checkpoint that prove as much as a tiny one of its family."""
 
 SERVED_CLASSES = frozenset({"attach", "process"})
 """Isolation classes whose arms are servers, of any make."""
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def dated(evidence: Iterable[Evidence], records: Path) -> list[LadderRow]:
     """The ladder of loaded records with its freshness, told by the checkout that holds the records folder."""
     return [
         replace(row, freshness=freshness_of(row.architecture, [proof.code for proof in row.proofs], records))
-        for row in compute(evidence)
+        for row in compute(evidence, suites_of(records))
     ]
 
 
@@ -137,12 +140,15 @@ def load(records: Path) -> list[Evidence]:
     ]
 
 
-def compute(evidence: Iterable[Evidence]) -> list[LadderRow]:
-    """The ladder of loaded records, by model name, then device class; pure. Freshness is left unknown."""
+def compute(evidence: Iterable[Evidence], suites: Mapping[str, Suite] = NO_SUITES) -> list[LadderRow]:
+    """The ladder of loaded records, by model name, then device class; pure. Freshness is left unknown.
+
+    A golden record proves something of a model in `suites` only when it holds every case of its suite.
+    """
     ordered = sorted(evidence, key=lambda item: item.run_id)
     superseded = {run_id for item in ordered for run_id in item.document.get("supersedes") or ()}
     counted = [item for item in ordered if item.run_id not in superseded and speaks_of_us(item)]
-    return [climb(subject, counted) for subject in subjects(counted)]
+    return [climb(subject, counted, suites.get(subject.model, frozenset())) for subject in subjects(counted)]
 
 
 def speaks_of_us(item: Evidence) -> bool:
@@ -167,7 +173,7 @@ def subjects(evidence: Sequence[Evidence]) -> list[Subject]:
     found: dict[tuple[str, str], Subject] = {}
     for item in evidence:
         sha256 = item.model.get("sha256")
-        skipped = item.kind in ("parity", "ladder") or (item.kind == "inspect" and str(sha256) in ran)
+        skipped = item.kind not in SUBJECT_KINDS or (item.kind == "inspect" and str(sha256) in ran)
         if skipped or not sha256:
             continue
         key = (str(sha256), item.device_class)
@@ -182,7 +188,7 @@ def subjects(evidence: Sequence[Evidence]) -> list[Subject]:
     return sorted(found.values(), key=lambda subject: (subject.model, subject.device_class, subject.sha256))
 
 
-def climb(subject: Subject, evidence: Sequence[Evidence]) -> LadderRow:
+def climb(subject: Subject, evidence: Sequence[Evidence], suite: Suite) -> LadderRow:
     """One subject's row: up the rungs until one lacks a proof."""
     same_device = [item for item in evidence if item.device_class == subject.device_class]
     own = [item for item in same_device if item.model.get("sha256") == subject.sha256]
@@ -190,9 +196,14 @@ def climb(subject: Subject, evidence: Sequence[Evidence]) -> LadderRow:
     proofs: list[Proof] = []
     missing: list[str] = []
     rung = 0
-    checks = ((inspected, of_checkpoint), (within_parity, same_device), (through_generate, own), (through_http, own))
-    for check, speaking in checks:
-        found, missing = check(subject, speaking)
+    checks: tuple[Callable[[], Verdict], ...] = (
+        lambda: inspected(of_checkpoint),
+        lambda: within_parity(subject, same_device),
+        lambda: through_generate(own, suite),
+        lambda: through_http(own, suite),
+    )
+    for check in checks:
+        found, missing = check()
         if missing:
             break
         rung += 1
@@ -219,7 +230,7 @@ def proof(item: Evidence, what: str) -> Proof:
     return Proof(0, what, item.run_id, item.path, code if isinstance(code, Mapping) else {})
 
 
-def inspected(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+def inspected(own: Sequence[Evidence]) -> Verdict:
     """Rung 1: the latest inspection found no errors."""
     latest = next((item for item in reversed(own) if item.kind == "inspect"), None)
     if latest is None:
@@ -281,26 +292,34 @@ def cover(subject: Subject, passing: Sequence[Evidence]) -> Verdict:
 
 
 # -- rungs 3 and 4 -----------------------------------------------------------------------------------------------------
-def through_generate(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+def through_generate(own: Sequence[Evidence], suite: Suite) -> Verdict:
     """Rung 3: golden answers through `generate`, and a bench run whose null arm is valid."""
     found: list[Proof] = []
-    missing = golden_failures(own, ("generate", "in_process"))
-    latest = next((item for item in reversed(own) if item.kind == "golden" and proves_generate(item.rows)), None)
+    entry_points = ("generate", "in_process")
+    missing = golden_failures(own, entry_points)
+    latest, lack = most_of(
+        [item for item in own if item.kind == "golden" and proves_generate(item.rows)], suite, entry_points
+    )
     if latest is None:
         missing.append("a golden record through generate, all IDENTICAL or TIE")
+    elif lack:
+        missing.append(lacks_cases(latest, lack))
     else:
         found.append(proof(latest, "golden through generate"))
     return benched(own, found, missing, served=False)
 
 
-def through_http(subject: Subject, own: Sequence[Evidence]) -> Verdict:
+def through_http(own: Sequence[Evidence], suite: Suite) -> Verdict:
     """Rung 4: golden answers through real HTTP in every way of asking, and a served bench run."""
     found: list[Proof] = []
-    missing = golden_failures(own, ("http_chat", "http_completions"))
+    entry_points = ("http_chat", "http_completions")
+    missing = golden_failures(own, entry_points)
     lacks = [(item, http_lacks(item.rows)) for item in reversed(own) if item.kind == "golden"]
-    latest = next((item for item, lack in lacks if not lack), None)
-    if latest is not None:
+    latest, cases = most_of([item for item, lack in reversed(lacks) if not lack], suite, entry_points)
+    if latest is not None and not cases:
         found.append(proof(latest, "golden through HTTP"))
+    elif latest is not None:
+        missing.append(lacks_cases(latest, cases))
     elif not lacks or all(len(lack) == len(HTTP_WAYS) for _, lack in lacks):
         missing.append("a golden record through HTTP")
     else:
@@ -309,37 +328,19 @@ def through_http(subject: Subject, own: Sequence[Evidence]) -> Verdict:
     return benched(own, found, missing, served=True)
 
 
-def proves_generate(rows: Sequence[Row]) -> bool:
-    """Whether a golden record has rows through `generate` and all of them passed."""
-    outcomes = [row.get("outcome") for row in rows if row.get("entry_point") == "generate" and is_tokens(row)]
-    return bool(outcomes) and PASSED.issuperset(outcomes)
+def most_of(golden: Sequence[Evidence], suite: Suite, entry_points: Sequence[str]) -> tuple[Evidence | None, list[str]]:
+    """Of golden records, oldest first, the latest that lacks fewest cases of the suite, and which it lacks."""
+    best: tuple[Evidence | None, list[str]] = (None, [])
+    for item in golden:
+        lack = suite_lacks(item.rows, suite, entry_points)
+        if best[0] is None or len(lack) <= len(best[1]):
+            best = (item, lack)
+    return best
 
 
-def is_tokens(row: Row) -> bool:
-    """Whether a golden row compares tokens; an unnamed check does."""
-    return row.get("check") in (None, "tokens")
-
-
-def is_http(row: Row) -> bool:
-    """Whether a golden row came through a server."""
-    return str(row.get("entry_point")).startswith("http_")
-
-
-HTTP_WAYS: Mapping[str, Callable[[Row], bool]] = {
-    "tokens without streaming": lambda row: is_tokens(row) and row.get("stream") is False,
-    "tokens streamed": lambda row: is_tokens(row) and row.get("stream") is True,
-    "tokens at concurrency 2": lambda row: is_tokens(row) and (row.get("concurrency") or 1) >= 2,
-    "cancel": lambda row: row.get("check") == "cancel",
-    "shutdown": lambda row: row.get("check") == "shutdown",
-}
-"""What a golden record must have passed through HTTP, each by the rows that speak of it."""
-
-
-def http_lacks(rows: Sequence[Row]) -> list[str]:
-    """Which ways of HTTP a golden record does not prove: no row speaks of it, or one that does has not passed."""
-    served = [row for row in rows if is_http(row)]
-    outcomes = {way: [row.get("outcome") for row in served if speaks(row)] for way, speaks in HTTP_WAYS.items()}
-    return [way for way, found in outcomes.items() if not found or not PASSED.issuperset(found)]
+def lacks_cases(item: Evidence, cases: Sequence[str]) -> str:
+    """A sentence about a golden record of a part of the suite."""
+    return f"golden record {item.run_id} lacks case{'s' * (len(cases) > 1)} {', '.join(cases)} of the suite"
 
 
 def benched(own: Sequence[Evidence], found: list[Proof], missing: list[str], served: bool) -> Verdict:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pocketllm.errors import RecordError
 from pocketllm.evidence import freshness
 from pocketllm.evidence.ladder import Evidence, LadderRow, compute, ladder
 from pocketllm.evidence.store import RecordWriter, keep
+from pocketllm.evidence.suite import suites_of
 
 SHA, OTHER_SHA, TINY_SHA = "a" * 64, "b" * 64, "c" * 64
 MODEL = {"name": "smol", "sha256": SHA, "architecture": "llama", "quant_types": ["F32", "Q4_1"]}
@@ -465,3 +467,61 @@ def test_local_and_incomplete_records_are_not_evidence(tmp_path: Path) -> None:
 
     assert ladder(tmp_path) == []
     assert ladder(tmp_path / "nowhere") == []
+
+
+# -- the whole suite ---------------------------------------------------------------------------------------------------
+SUITE = {"smol": frozenset({("capital", "generate"), ("emoji", "in_process"), ("capital", "http_chat")})}
+
+
+def rung_of(*makes: Make) -> LadderRow:
+    [found] = compute([made(f"{place:026d}") for place, made in enumerate(makes)], SUITE)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "rung", "missing"),
+    [
+        ([row("generate")], 2, "lacks case emoji of the suite"),
+        ([row("generate"), row("in_process", case="emoji", outcome="NOT JUDGED")], 2, "lacks case emoji of the suite"),
+        ([row("generate"), row("in_process", case="emoji")], 4, ""),
+    ],
+)
+def test_a_golden_record_of_a_part_of_the_suite_proves_no_rung(
+    rows: list[dict[str, Any]], rung: int, missing: str
+) -> None:
+    found = rung_of(INSPECT, PARITY, make("golden", rows), TIMED, HTTP, SERVED)
+
+    assert found.rung == rung
+    assert missing in found.missing
+
+
+def test_a_served_record_of_a_part_of_the_suite_proves_nothing_of_the_server() -> None:
+    suite = {"smol": SUITE["smol"] | {("long-prompt", "http_completions")}}
+    makes = [INSPECT, PARITY, make("golden", [row("generate"), row("in_process", case="emoji")]), TIMED, HTTP, SERVED]
+    [found] = compute([made(f"{place:026d}") for place, made in enumerate(makes)], suite)
+
+    assert found.rung == 3
+    assert "lacks case long-prompt of the suite" in found.missing
+
+
+def test_a_later_record_of_one_case_does_not_hide_the_one_of_the_whole_suite() -> None:
+    whole = make("golden", [row("generate"), row("in_process", case="emoji")])
+
+    assert rung_of(INSPECT, PARITY, whole, TIMED, HTTP, SERVED, make("golden", [row("generate")])).rung == 4
+
+
+def test_the_suite_is_read_from_the_fixtures_beside_the_records(tmp_path: Path) -> None:
+    folder = tmp_path / "fixtures" / "smol"
+    folder.mkdir(parents=True)
+    (folder / "capital.json").write_text('{"case": "capital", "paths": ["generate", "http_chat:stream@2"]}')
+    (folder / "capital.cpu.json").write_text('{"case": "capital", "expected": {}}')
+
+    assert suites_of(tmp_path) == {"smol": {("capital", "generate"), ("capital", "http_chat")}}
+
+    (folder / "torn.json").write_text("{")
+    with pytest.raises(RecordError, match=r"cannot read the fixture torn\.json"):
+        suites_of(tmp_path)
+
+
+def test_calibrations_and_imported_runs_make_no_row_of_the_ladder() -> None:
+    assert compute([make("calibration")("1"), make("imported")("2")]) == []

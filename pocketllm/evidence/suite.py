@@ -1,0 +1,86 @@
+"""What a golden record proves: which cases a model must answer, in which ways, and what a record lacks of them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pocketllm.errors import RecordError
+
+Row = Mapping[str, Any]
+PASSED = frozenset({"IDENTICAL", "TIE"})
+Suite = frozenset[tuple[str, str]]
+"""(case, entry point) pairs."""
+
+
+def suites_of(records: Path) -> dict[str, Suite]:
+    """The suite of each model that has fixtures under a `records/` folder, by the model's name.
+
+    Raises RecordError for a case file that cannot be read.
+    """
+    found: dict[str, set[tuple[str, str]]] = {}
+    for path in sorted((records / "fixtures").glob("*/*.json")):
+        case = read_case(path)
+        for way in case.get("paths") or ():
+            found.setdefault(path.parent.name, set()).add((str(case.get("case")), entry_point(str(way))))
+    return {model: frozenset(pairs) for model, pairs in found.items()}
+
+
+def read_case(path: Path) -> Mapping[str, Any]:
+    """One JSON file of a fixture folder; answers (which have no `paths`) are read too and say nothing here."""
+    try:
+        case = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read the fixture {path.name}: {error}") from error
+    if not isinstance(case, dict):
+        raise RecordError(f"the fixture {path.name} is not a JSON object")
+    return case
+
+
+def entry_point(way: str) -> str:
+    """The entry point of a way of asking.
+
+    >>> [entry_point(way) for way in ("generate", "http_chat:stream@2")]
+    ['generate', 'http_chat']
+    """
+    return way.partition("@")[0].partition(":")[0]
+
+
+# -- the rows of a golden record ---------------------------------------------------------------------------------------
+def suite_lacks(rows: Sequence[Row], suite: Suite, entry_points: Sequence[str]) -> list[str]:
+    """Cases of the suite that a record does not prove through every one of these entry points they are asked by."""
+    passed = {(row.get("case"), row.get("entry_point")) for row in rows if row.get("outcome") in PASSED}
+    return sorted({case for case, way in suite if way in entry_points and (case, way) not in passed})
+
+
+def proves_generate(rows: Sequence[Row]) -> bool:
+    """Whether a golden record has rows through `generate` and all of them passed."""
+    outcomes = [row.get("outcome") for row in rows if row.get("entry_point") == "generate" and is_tokens(row)]
+    return bool(outcomes) and PASSED.issuperset(outcomes)
+
+
+def is_tokens(row: Row) -> bool:
+    """Whether a golden row compares tokens; an unnamed check does."""
+    return row.get("check") in (None, "tokens")
+
+
+def is_http(row: Row) -> bool:
+    """Whether a golden row came through a server."""
+    return str(row.get("entry_point")).startswith("http_")
+
+
+HTTP_WAYS: Mapping[str, Callable[[Row], bool]] = {
+    "tokens without streaming": lambda row: is_tokens(row) and row.get("stream") is False,
+    "tokens streamed": lambda row: is_tokens(row) and row.get("stream") is True,
+    "tokens at concurrency 2": lambda row: is_tokens(row) and (row.get("concurrency") or 1) >= 2,
+    "cancel": lambda row: row.get("check") == "cancel",
+    "shutdown": lambda row: row.get("check") == "shutdown",
+}
+"""What a golden record must have passed through HTTP, each by the rows that speak of it."""
+
+
+def http_lacks(rows: Sequence[Row]) -> list[str]:
+    """Which ways of HTTP a golden record does not prove: no row speaks of it, or one that does has not passed."""
+    served = [row for row in rows if is_http(row)]
+    outcomes = {way: [row.get("outcome") for row in served if speaks(row)] for way, speaks in HTTP_WAYS.items()}
+    return [way for way, found in outcomes.items() if not found or not PASSED.issuperset(found)]
