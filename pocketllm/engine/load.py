@@ -11,6 +11,7 @@ from pocketllm.engine.backends.api.capability import BackendCapability
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.lifecycle.step_delay import SlowedLoop
 from pocketllm.engine.models.contract import Model, ModelFamily
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
@@ -52,7 +53,9 @@ class Engine:
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
-        return EngineLoop(Scheduler(limits, self.model.vocab_size, seed), runner, self.tokenizer)
+        parts = (Scheduler(limits, self.model.vocab_size, seed), runner, self.tokenizer)
+        delay = self.options.test_step_delay
+        return SlowedLoop(*parts, share=delay) if delay else EngineLoop(*parts)
 
     def sibling(self, **switchable: Any) -> "Engine":
         """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.

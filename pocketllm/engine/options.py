@@ -15,8 +15,9 @@ DEFAULT_MODEL = "smollm2-135m"
 
 SWITCHABLE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
+    | {"test_step_delay"}
 )
-"""Options of the scheduler, which a second loop over the same loaded weights can have otherwise (`toggle` arms)."""
+"""Options of the scheduler and its loop: a second loop over the same loaded weights can have others (`toggle` arms)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class EngineOptions:
     """Whether a request starts from cache blocks that an earlier one filled with the same tokens."""
     threads: int | None = None
     """CPU threads; None: the cores this process may use."""
+    test_step_delay: float = 0.0
+    """Share of its own time by which each step is made longer on purpose, to test what should see that; 0: none."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each value came from: flag, environment, file or default."""
 
@@ -60,6 +63,8 @@ class EngineOptions:
         for name in ("watermark", "reserve"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise OptionError(f"{self._said(name)} must be between 0 and 1")
+        if not 0.0 <= self.test_step_delay <= 10.0:
+            raise OptionError(f"{self._said('test_step_delay')} must be between 0 and 10")
         for name in ("model", "backend"):
             if not getattr(self, name).strip():
                 raise OptionError(f"{self._said(name)} is empty")

@@ -108,7 +108,7 @@ def make_plan(
         kv_bytes_per_token=per_token,
         kv_bytes=memory.num_blocks * options.block_size * per_token,
         limits=make_limits(options, memory),
-        notes=(*notes, *memory.notes, *width_notes(options, capability)),
+        notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
     )
@@ -148,6 +148,13 @@ def unmet_capabilities(options: EngineOptions, family: ModelFamily, capability: 
             f"family {family.architecture} cannot split a prompt: set --prefill-chunk {options.max_num_batched_tokens}"
         )
     return reasons
+
+
+def delay_notes(options: EngineOptions) -> list[str]:
+    """What must be shouted of an engine that is slow on purpose."""
+    if not options.test_step_delay:
+        return []
+    return [f"SLOWED ON PURPOSE: test_step_delay makes every step {options.test_step_delay:.1%} longer"]
 
 
 def width_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:
