@@ -86,12 +86,26 @@ def ladder_outcome(record: Record) -> str:
     return f"{len(record.row_dicts)} rows"
 
 
+def calibration_outcome(record: Record) -> str:
+    """How many A/A runs there are, and how many of them were called different."""
+    rows = [row for row in record.row_dicts if row["verdict"]]
+    calls = sum(row["verdict"] in ("FASTER", "SLOWER") for row in rows)
+    return f"{record.document.get('scenario', '?')} A/A: {calls} of {len(rows)} verdicts called a difference"
+
+
+def imported_outcome(record: Record) -> str:
+    """Which tool's figures these are."""
+    return f"{len(record.row_dicts)} figures of {record.document.get('source', '?')}, no verdict"
+
+
 OUTCOMES: Mapping[str, Callable[[Record], str]] = {
     "bench": bench_outcome,
     "golden": golden_outcome,
     "parity": parity_outcome,
     "inspect": inspect_outcome,
     "ladder": ladder_outcome,
+    "calibration": calibration_outcome,
+    "imported": imported_outcome,
 }
 
 
@@ -253,12 +267,43 @@ def ladder_sections(record: Record) -> Iterator[str]:
     yield from section("Ladder", table(("model", "device", "rung", "freshness"), rows))
 
 
+def calibration_sections(record: Record) -> Iterator[str]:
+    """The summary of each metric, and the runs that were called different or INVALID."""
+    summary = record.document.get("summary") or []
+    names = ("metric", "runs", "judged", "called", "excludes 1", "invalid", "floor", "mde")
+    rows = [
+        (
+            entry.get("metric"),
+            *(entry.get(name) for name in ("runs", "judged", "called", "excluding", "invalid")),
+            number(entry.get("floor"), ".2%"),
+            number(entry.get("mde"), ".2%"),
+        )
+        for entry in summary
+    ]
+    yield from section("Summary", table(names, rows))
+    odd = [row for row in record.row_dicts if row["verdict"] in ("FASTER", "SLOWER", "INVALID")]
+    lines = [f"run {row['run']} (seed {row['seed']}), {row['metric']}: {row['verdict']}, {row['reason']}" for row in odd]
+    yield from section("Runs that were called different, or fell", [line for text in lines for line in wrap(text)])
+
+
+def imported_sections(record: Record) -> Iterator[str]:
+    """One line a figure, as the other tool told it."""
+    names = ("test", "metric", "statistic", "value", "unit", "n")
+    rows = [
+        (row["test"], row["metric"], row["statistic"], number(row["value"], ".6g"), row["unit"], row["n"])
+        for row in record.row_dicts
+    ]
+    yield from section("Figures of another tool (never a verdict)", table(names, rows))
+
+
 SECTIONS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "bench": bench_sections,
     "golden": golden_sections,
     "parity": parity_sections,
     "inspect": inspect_sections,
     "ladder": ladder_sections,
+    "calibration": calibration_sections,
+    "imported": imported_sections,
 }
 
 

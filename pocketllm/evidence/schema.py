@@ -1,7 +1,7 @@
 """The run record's schema: which columns a row has, which keys a run document has, and what is refused.
 
-A row is one request (bench), one check of one case (golden), one comparison (parity), one tensor (inspect) or one
-model on one device class (ladder). Types never change: a new meaning is a new column and a new SCHEMA_VERSION, and
+A row is one request (bench), one check of one case (golden), one comparison (parity), one tensor (inspect), one model on
+one device class (ladder), one contrast of one run (calibration) or one figure of another tool (imported). Types never change: a new meaning is a new column and a new SCHEMA_VERSION, and
 readers take the union of columns by name. Importing this module costs nothing: pyarrow comes in late.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from pocketllm.errors import RecordError
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 DOCUMENT_KEY = b"pocketllm.run"
 """Key of the run document among a Parquet file's key-value metadata."""
 
@@ -63,6 +63,9 @@ BENCH_COLUMNS: Mapping[str, str] = {
     "cpu_freq": "double",  # MHz
     "rss": "int64",  # bytes
     "vram": "int64",  # bytes
+    "point": "string",  # label of the scenario's point
+    "offered": "int32",  # requests that the slot was to keep in flight
+    "compiles": "int32",  # compilations and graph captures inside the request's window
 }
 GOLDEN_COLUMNS: Mapping[str, str] = {
     **COMMON_COLUMNS,
@@ -119,12 +122,55 @@ LADDER_COLUMNS: Mapping[str, str] = {
     "missing": "string",
     "proofs": "list<string>",
 }
+CALIBRATION_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "run": "int32",  # from 0
+    "seed": "int64",
+    "started_utc": "string",
+    "wall_s": "double",
+    "valid": "bool",
+    "broken": "string",  # validity codes that made the run INVALID
+    "metric": "string",
+    "arm": "string",
+    "role": "string",  # candidate (the baseline again, judged) or null
+    "n": "int32",
+    "n_unit": "string",  # block, start
+    "estimate": "double",  # ln time ratio
+    "se": "double",
+    "df": "int32",
+    "low": "double",  # 95 % interval of the time ratio
+    "high": "double",
+    "p_value": "double",
+    "sd": "double",
+    "floor": "double",  # relative
+    "mde": "double",  # relative
+    "margin": "double",  # relative
+    "primary": "bool",
+    "verdict": "string",  # of the candidate on a judged metric
+    "reason": "string",
+}
+IMPORTED_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "source": "string",  # vllm-bench, llama-bench
+    "test": "string",  # what was asked, in the source's words
+    "metric": "string",
+    "unit": "string",
+    "statistic": "string",  # mean, median, std, p99, total, or empty for a single value
+    "value": "double",
+    "n": "int64",  # observations behind it
+    "n_prompt": "int64",
+    "n_out": "int64",
+    "concurrency": "int64",
+    "samples": "list<double>",
+}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "bench": BENCH_COLUMNS,
     "golden": GOLDEN_COLUMNS,
     "parity": PARITY_COLUMNS,
     "inspect": INSPECT_COLUMNS,
     "ladder": LADDER_COLUMNS,
+    "calibration": CALIBRATION_COLUMNS,
+    "imported": IMPORTED_COLUMNS,
 }
 KINDS = tuple(COLUMNS)
 
@@ -136,6 +182,8 @@ START_KEYS: Mapping[str, Sequence[str]] = {
     "parity": ("device_class", "model"),
     "inspect": ("device_class", "model"),
     "ladder": (),
+    "calibration": ("device_class", "model", "scenario", "runs"),
+    "imported": ("source",),
 }
 """Document keys that must be given when a record is begun."""
 END_KEYS: Mapping[str, Sequence[str]] = {
@@ -144,6 +192,8 @@ END_KEYS: Mapping[str, Sequence[str]] = {
     "parity": (),
     "inspect": ("report",),
     "ladder": (),
+    "calibration": ("summary", "history_key"),
+    "imported": (),
 }
 """Document keys that a complete record carries besides; `finish` adds them."""
 
@@ -173,6 +223,7 @@ def arrow_schema(kind: str) -> Any:
         "list<int32>": pa.list_(pa.int32()),
         "list<int64>": pa.list_(pa.int64()),
         "list<string>": pa.list_(pa.string()),
+        "list<double>": pa.list_(pa.float64()),
     }
     return pa.schema([pa.field(name, types[kind_of]) for name, kind_of in COLUMNS[check_kind(kind)].items()])
 
