@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Weight
 from pocketllm.engine.models.contract import Checkpoint, KVSpec
-from pocketllm.engine.models.header import HeaderReader, is_list, misfit, whole_number
+from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, read_rope
 
 Shapes = dict[str, tuple[int, ...]]
@@ -74,6 +74,36 @@ def read_dense_shape(header: HeaderReader, vocab_size: int = 0) -> DenseShape:
         eps=header.positive("attention.layer_norm_rms_epsilon"),
         rope=read_rope(header, header.count("rope.dimension_count", head_dim), header.count("context_length")),
     )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which layers are local: see only the latest tokens, `size` of them with their own."""
+
+    size: int | None
+    """None: every layer is global."""
+    pattern: int | tuple[bool, ...]
+    """Every how many layers the last one is global, or for each layer whether it is local."""
+
+    def of(self, layer: int) -> int | None:
+        """The window of a layer; None for a global one."""
+        if isinstance(self.pattern, int):
+            return self.size if (layer + 1) % self.pattern else None
+        return self.size if self.pattern[layer] else None
+
+
+def read_windows(header: HeaderReader, num_layers: int, period: int, size: int | None = None) -> Windows:
+    """`attention.sliding_window` (0 is none) and its pattern; period and size: the family's own where it is silent."""
+    said = header.metadata.get(f"{header.architecture}.attention.sliding_window", size or 0)
+    size = header.count("attention.sliding_window", size) if said != 0 else None
+    name = f"{header.architecture}.attention.sliding_window_pattern"
+    pattern = header.metadata.get(name, period)
+    if not is_list(pattern):
+        return Windows(size, header.count("attention.sliding_window_pattern", period))
+    if len(pattern) != num_layers or any(flag not in (0, 1) for flag in pattern):
+        header.problems.append(f"metadata key {name} is {short(pattern)}: it must say true or false for each layer")
+        return Windows(None, 1)
+    return Windows(size, tuple(bool(flag) for flag in pattern))
 
 
 def usable(read: Callable[[HeaderReader], Read], metadata: Mapping[str, Any], architecture: str) -> Read:

@@ -1,0 +1,207 @@
+"""gemma3: norms before and after each half of a block, normed queries and keys, five local layers to each global one.
+
+Gemma Team 2025, "Gemma 3 Technical Report" (arXiv 2503.19786). Local layers see a window and rotate with a base of
+their own; only global ones are scaled to longer contexts. GGUF stores norm weights with the 1 already added, and
+rotation pairs the two halves of a head.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
+from pocketllm.engine.models.blocks import (
+    DENSE_OPS,
+    NEUTRAL_KEYS,
+    Binder,
+    DenseShape,
+    Shapes,
+    Windows,
+    attention_matrices,
+    context_length,
+    dense_unmet,
+    gated_matrices,
+    own_head,
+    read_dense_shape,
+    read_windows,
+    usable,
+    vocab_rows,
+    weights_of_all,
+)
+from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
+from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
+
+ARCHITECTURE = "gemma3"
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "attention.sliding_window"}
+LAYERS_OF_27B = 62
+"""The one size whose scores are divided by the root of hidden / heads instead of the head's size; no key tells it."""
+
+
+@dataclass(frozen=True)
+class Gemma3Shape:
+    """A plain decoder's sizes, and what its local layers do otherwise."""
+
+    dense: DenseShape
+    windows: Windows
+    local_theta: float
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        dense = self.dense
+        divisor = dense.hidden // dense.num_heads if dense.num_layers == LAYERS_OF_27B else dense.head_dim
+        return float(divisor**-0.5)
+
+
+def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma3Shape:
+    """Sizes from the header; what cannot be read becomes one of the header's problems."""
+    dense = read_dense_shape(header, vocab_size)
+    return Gemma3Shape(
+        dense=dense,
+        windows=read_windows(header, dense.num_layers, period=6),
+        local_theta=header.positive("rope.freq_base_swa", 10000.0),
+    )
+
+
+def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
+    """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
+    norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    layer: Shapes = dict.fromkeys(norms, (shape.hidden,))
+    layer |= {"attn_q_norm": (shape.head_dim,), "attn_k_norm": (shape.head_dim,)}
+    return weights_of_all(shape, layer | attention_matrices(shape) | gated_matrices(shape)), own_head(shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block's weights."""
+
+    attn_norm: Norm
+    q: Projection
+    k: Projection
+    v: Projection
+    q_norm: Norm
+    k_norm: Norm
+    output: Projection
+    post_attention_norm: Norm
+    ffn_norm: Norm
+    gate: Projection
+    up: Projection
+    down: Projection
+    post_ffw_norm: Norm
+    attention: AttentionSpec
+
+
+@dataclass(frozen=True)
+class Gemma3Model:
+    """Weights bound to one backend's operations; see `contract.Model`."""
+
+    ops: Ops
+    shape: DenseShape
+    embedding: Weight
+    layers: Sequence[Layer]
+    output_norm: Norm
+    head: Projection
+    global_freq: Tensor
+    local_freq: Tensor
+    global_magnitude: float
+    kv_spec: KVSpec
+    vocab_size: int
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """Final hidden states, normed, of `batch.logit_rows`: [rows, hidden]."""
+        ops = self.ops
+        x = ops.embed(self.embedding, batch.input_ids, scale=self.shape.hidden**0.5)
+        everywhere = ops.rope_angles(self.global_freq, batch.positions, self.global_magnitude)
+        nearby = ops.rope_angles(self.local_freq, batch.positions, 1.0)
+        for number, layer in enumerate(self.layers):
+            angles = everywhere if layer.attention.window is None else nearby
+            mixed = self.attend(number, layer, x, angles, batch, cache)
+            x = ops.add(x, ops.rms_norm(mixed, layer.post_attention_norm))
+            x = ops.add(x, ops.rms_norm(self.feed_forward(layer, x), layer.post_ffw_norm))
+        return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
+
+    def attend(
+        self, number: int, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache
+    ) -> Tensor:
+        """The attention half of a block, cache written first: [tokens, hidden] → the same."""
+        ops, head_dim = self.ops, self.shape.head_dim
+        q, k, v = ops.project(x, layer.q, layer.k, layer.v, norm=layer.attn_norm)
+        q = ops.rope(ops.rms_norm(q, layer.q_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
+        k = ops.rope(ops.rms_norm(k, layer.k_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
+        ops.store_kv(cache, number, k, v, batch)
+        return ops.project(ops.attention(q, cache, number, batch, layer.attention), layer.output)[0]
+
+    def feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
+        """down(gelu(gate x) · up x), x normed first: [tokens, hidden] → the same."""
+        gate, up = self.ops.project(x, layer.gate, layer.up, norm=layer.ffn_norm)
+        return self.ops.project(self.ops.gelu_mul(gate, up), layer.down)[0]
+
+    def logits(self, hidden: Tensor) -> Any:
+        """Logits as float32 numpy: [rows, vocab]."""
+        return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
+
+
+class Gemma3Family:
+    """How a gemma3 header is read and its model built."""
+
+    architecture = ARCHITECTURE
+    capability = ModelCapability(required_ops=DENSE_OPS | {"gelu_mul", "add"})
+
+    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
+        """Local layers keep every token for now: only their mask is a window."""
+        return usable(read_dense_shape, metadata, ARCHITECTURE).kv
+
+    def context_length(self, metadata: Mapping[str, Any]) -> int:
+        return usable(context_length, metadata, ARCHITECTURE)
+
+    def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
+        header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
+        shape = read_shape(header, vocab_rows(checkpoint)).dense
+        return dense_unmet(checkpoint, header, shape, NEUTRAL, lambda: tensor_shapes(shape))
+
+    def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Gemma3Model:
+        shape = usable(partial(read_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
+        dense = shape.dense
+        bind = Binder(checkpoint, ops, dense.eps)
+        embedding = bind.matrix("token_embd.weight")
+        local_rope = replace(dense.rope, theta=shape.local_theta, scaling="none")
+        return Gemma3Model(
+            ops=ops,
+            shape=dense,
+            embedding=embedding,
+            layers=[bind_layer(bind, shape, number) for number in range(dense.num_layers)],
+            output_norm=bind.norm("output_norm"),
+            head=bind.head(embedding),
+            global_freq=ops.load_vector(inverse_frequencies(dense.rope)),
+            local_freq=ops.load_vector(inverse_frequencies(local_rope)),
+            global_magnitude=rope_magnitude(dense.rope),
+            kv_spec=dense.kv,
+            vocab_size=dense.vocab_size,
+        )
+
+
+def bind_layer(bind: Binder, shape: Gemma3Shape, number: int) -> Layer:
+    """One block's weights and what it sees."""
+    block, dense, window = f"blk.{number}.", shape.dense, shape.windows.of(number)
+    return Layer(
+        attn_norm=bind.norm(f"{block}attn_norm"),
+        q=bind.projection(f"{block}attn_q"),
+        k=bind.projection(f"{block}attn_k"),
+        v=bind.projection(f"{block}attn_v"),
+        q_norm=bind.norm(f"{block}attn_q_norm"),
+        k_norm=bind.norm(f"{block}attn_k_norm"),
+        output=bind.projection(f"{block}attn_output"),
+        post_attention_norm=bind.norm(f"{block}post_attention_norm"),
+        ffn_norm=bind.norm(f"{block}ffn_norm"),
+        gate=bind.projection(f"{block}ffn_gate"),
+        up=bind.projection(f"{block}ffn_up"),
+        down=bind.projection(f"{block}ffn_down"),
+        post_ffw_norm=bind.norm(f"{block}post_ffw_norm"),
+        attention=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, shape.scale, window=window),
+    )
+
+
+FAMILY = Gemma3Family()
