@@ -130,7 +130,7 @@ def record(
     """Ask three times in this process and propose the answer as `*.pending`; `golden accept` makes it count."""
     import sys
 
-    from pocketllm.evidence.provenance import redact
+    from pocketllm.evidence.provenance.redaction import redact
     from pocketllm.golden.fixture_files import FixtureFolder, default_root
     from pocketllm.golden.record import Proposal, choose_requests
     from pocketllm.golden.record import record as run

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pocketllm.evidence.provenance import git
+from pocketllm.evidence.provenance.code import git
 
 CURRENT, RECENT, STALE, UNKNOWN = "current", "recent", "stale", "unknown"
 ENGINE = "pocketllm/engine/"

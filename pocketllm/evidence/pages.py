@@ -282,7 +282,7 @@ def calibration_sections(record: Record) -> Iterator[str]:
     ]
     yield from section("Summary", table(names, rows))
     odd = [row for row in record.row_dicts if row["verdict"] in ("FASTER", "SLOWER", "INVALID")]
-    lines = [f"run {row['run']} (seed {row['seed']}), {row['metric']}: {row['verdict']}, {row['reason']}" for row in odd]
+    lines = [f"run {row['run']}, seed {row['seed']}, {row['metric']}: {row['verdict']}, {row['reason']}" for row in odd]
     yield from section("Runs that were called different, or fell", [line for text in lines for line in wrap(text)])
 
 

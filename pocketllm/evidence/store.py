@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pocketllm.errors import RecordError
 from pocketllm.evidence import provenance, schema
 from pocketllm.evidence.journal import SUFFIX, Journal, read_journal
+from pocketllm.evidence.provenance.redaction import scrub, scrub_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +120,7 @@ class RecordWriter:
             "started_utc": utc_now(),
             "finished_utc": None,
             "complete": False,
-            **provenance.scrub(schema.plain({**facts, **document})),
+            **scrub(schema.plain({**facts, **document})),
         }
         prove_writable(directory)
         self._journal = Journal(directory / (self.run_id + SUFFIX), self.document)
@@ -134,7 +135,7 @@ class RecordWriter:
             row.update(own)
             for name in FREE_TEXT:
                 if row.get(name):
-                    row[name] = provenance.scrub_text(row[name])
+                    row[name] = scrub_text(row[name])
         if checked:
             self._journal.write(checked)
 
@@ -145,7 +146,7 @@ class RecordWriter:
         """
         if self.path is not None:
             return self.path
-        document = {**self.document, **provenance.scrub(schema.plain(dict(extra_document or {})))}
+        document = {**self.document, **scrub(schema.plain(dict(extra_document or {})))}
         document.update({key: self.document[key] for key in schema.WRITER_KEYS})
         missing = schema.missing_keys(self.kind, document, schema.END_KEYS)
         document["complete"] = complete and not missing

@@ -145,7 +145,7 @@ def record(
     on_proposal: Callable[[Proposal], None] = lambda proposal: None,
 ) -> list[Proposal]:
     """Record requests on one loaded engine and write them as pending; RecordError where three repeats disagree."""
-    from pocketllm.evidence.provenance import code_facts
+    from pocketllm.evidence.provenance.code import code_facts
     from pocketllm.golden.entry_points.in_process import load
 
     code = code_facts()
@@ -282,7 +282,7 @@ def tree_state(folder: Path) -> tuple[str | None, list[str]]:
 
     RecordError when git cannot tell: a tree that may be dirty is not clean.
     """
-    from pocketllm.evidence.provenance import git
+    from pocketllm.evidence.provenance.code import git
 
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     top = git(place, "rev-parse", "--show-toplevel")

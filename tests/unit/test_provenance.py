@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import pocketllm
 from pocketllm.evidence import provenance
+from pocketllm.evidence.provenance import code, machine, redaction
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ from pocketllm.evidence import provenance
     ],
 )
 def test_a_command_line_is_told_without_secrets_paths_and_hosts(argv: list[str], told: list[str]) -> None:
-    assert provenance.redact(argv) == told
+    assert redaction.redact(argv) == told
 
 
 @given(secret=st.text("abcdefghij0123456789", min_size=20, max_size=30), before=st.sampled_from(["", "x ", "a=b "]))
@@ -65,20 +66,20 @@ def test_no_form_of_a_credential_survives(secret: str, before: str) -> None:
         ["p", f"{before}sk-{secret}"],
     ]
     for argv in forms:
-        assert secret not in json.dumps(provenance.redact(argv)), argv
+        assert secret not in json.dumps(redaction.redact(argv)), argv
 
 
 @given(st.text("/~ab:=?@ #[]\x000", max_size=30))
 def test_redacting_takes_any_text_and_is_settled_after_one_pass(text: str) -> None:
-    once = provenance.scrub_text(text)
+    once = redaction.scrub_text(text)
 
-    assert provenance.scrub_text(once) == once
+    assert redaction.scrub_text(once) == once
 
 
 def test_a_document_loses_paths_and_credentials_but_keeps_its_shape() -> None:
     document = {"arms": [{"path": "/usr/share/wt", "api_key": "abc", "n": 3}], "ok": True, "none": None, "header": "v3"}
 
-    assert provenance.scrub(document) == {
+    assert redaction.scrub(document) == {
         "arms": [{"path": "wt", "api_key": "***", "n": 3}],
         "ok": True,
         "none": None,
@@ -108,31 +109,31 @@ def test_a_fact_that_cannot_be_read_is_absent() -> None:
     def refuse() -> Any:
         raise FileNotFoundError("/sys/nothing")
 
-    found = provenance.readable({"governor": refuse, "cpu": lambda: None, "cores": lambda: 2})
+    found = machine.readable({"governor": refuse, "cpu": lambda: None, "cores": lambda: 2})
 
     assert found == {"cores": 2}
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small git checkout whose pocketllm/evidence/provenance.py is taken for the running one."""
+    """A small git checkout whose pocketllm/evidence/provenance/code.py is taken for the running one."""
     if shutil.which("git") is None:
         pytest.skip("git-not-installed")
     package = tmp_path / "pocketllm"
-    (package / "evidence").mkdir(parents=True)
+    (package / "evidence" / "provenance").mkdir(parents=True)
     (package / "__init__.py").write_text("version = 1\n")
-    (package / "evidence" / "provenance.py").write_text("")
+    (package / "evidence" / "provenance" / "code.py").write_text("")
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "README.md").write_text("records")
     identity = ("-c", "user.name=n", "-c", "user.email=e@x")
     for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
-    monkeypatch.setattr(provenance, "__file__", str(package / "evidence" / "provenance.py"))
+    monkeypatch.setattr(code, "__file__", str(package / "evidence" / "provenance" / "code.py"))
     return tmp_path
 
 
 def test_a_clean_checkout_is_named_by_its_commit(checkout: Path) -> None:
-    facts = provenance.code_facts()
+    facts = code.code_facts()
 
     assert len(facts["commit"]) == 40
     assert facts["dirty"] is False
@@ -143,16 +144,16 @@ def test_records_do_not_make_a_tree_dirty(checkout: Path) -> None:
     (checkout / "records" / "README.md").write_text("changed")
     (checkout / "records" / "new.parquet").write_text("new")
 
-    assert provenance.code_facts()["dirty"] is False
+    assert code.code_facts()["dirty"] is False
 
 
 def test_a_changed_tree_has_a_digest_of_its_difference(checkout: Path) -> None:
     (checkout / "pocketllm" / "__init__.py").write_text("version = 2\n")
-    changed = provenance.code_facts()
+    changed = code.code_facts()
     (checkout / "pocketllm" / "extra.py").write_text("x = 1\n")
-    extended = provenance.code_facts()
+    extended = code.code_facts()
     (checkout / "pocketllm" / "extra.py").write_text("x = 2\n")
-    edited = provenance.code_facts()
+    edited = code.code_facts()
 
     assert changed["dirty"] is True
     assert len({changed["diff_sha256"], extended["diff_sha256"], edited["diff_sha256"]}) == 3
@@ -160,9 +161,9 @@ def test_a_changed_tree_has_a_digest_of_its_difference(checkout: Path) -> None:
 
 def test_code_outside_a_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pocketllm" / "evidence").mkdir(parents=True)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "pocketllm" / "evidence" / "provenance.py"))
+    monkeypatch.setattr(code, "__file__", str(tmp_path / "pocketllm" / "evidence" / "provenance" / "code.py"))
 
-    assert provenance.code_facts() == {}
+    assert code.code_facts() == {}
 
 
 def test_a_package_that_a_checkout_ignores_is_not_that_checkout_s_code(
@@ -171,6 +172,6 @@ def test_a_package_that_a_checkout_ignores_is_not_that_checkout_s_code(
     installed = checkout / ".venv" / "pocketllm" / "evidence"
     installed.mkdir(parents=True)
     (installed.parent / "__init__.py").write_text("")
-    monkeypatch.setattr(provenance, "__file__", str(installed / "provenance.py"))
+    monkeypatch.setattr(code, "__file__", str(installed / "provenance.py"))
 
-    assert provenance.code_facts() == {}
+    assert code.code_facts() == {}
