@@ -1,9 +1,10 @@
 """The run record's schema: which columns a row has, which keys a run document has, and what is refused.
 
 A row is one request (bench), one check of one case (golden), one comparison (parity), one tensor (inspect), one model
-on one device class (ladder), one contrast of one run (calibration) or one figure of another tool (imported). Types never
-change: a new meaning is a new column and a new SCHEMA_VERSION, and readers take the union of columns by name. Importing
-this module costs nothing: pyarrow comes in late.
+on one device class (ladder), one contrast of one run (calibration) or one figure of another tool (imported).
+
+Types never change: a new meaning is a new column and a new SCHEMA_VERSION, and readers take the union of columns by
+name. Importing this module costs nothing: pyarrow comes in late.
 """
 
 import dataclasses

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 import pocketllm
 from pocketllm.evidence import provenance
-from pocketllm.evidence.provenance import code, machine, redaction
+from pocketllm.evidence.provenance import code, gpu, machine, readings, redaction
+from pocketllm.evidence.schema import check_rows
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,68 @@ def test_a_fact_that_cannot_be_read_is_absent() -> None:
     found = machine.readable({"governor": refuse, "cpu": lambda: None, "cores": lambda: 2})
 
     assert found == {"cores": 2}
+
+
+class RefusedError(Exception):
+    """NVML's own error."""
+
+
+def refuse(*_: Any) -> int:
+    raise RefusedError("not supported")
+
+
+FAKE_NVML = SimpleNamespace(
+    NVMLError=RefusedError,
+    NVML_CLOCK_SM=1,
+    NVML_CLOCK_MEM=2,
+    NVML_TEMPERATURE_GPU=0,
+    nvmlDeviceGetClockInfo=lambda device, kind: {1: 1980, 2: 3201}[kind],
+    nvmlDeviceGetTemperature=lambda device, sensor: 41,
+    nvmlDeviceGetPowerUsage=refuse,
+    nvmlDeviceGetCurrentClocksEventReasons=lambda device: 0x20,
+    nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=7, total=141 * 2**30),
+)
+"""The few calls of nvidia-ml-py that a reading makes; power is refused, as on a rented machine."""
+
+
+def test_a_gpu_is_read_and_what_its_driver_refuses_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "library", lambda: FAKE_NVML)
+    monkeypatch.setattr(gpu, "handle", lambda: "gpu 0")
+
+    assert gpu.hard_facts() == {"gpu_memory_gib": 141}
+    assert gpu.reading() == {
+        "gpu_clk_sm": 1980.0,
+        "gpu_clk_mem": 3201.0,
+        "gpu_temp": 41.0,
+        "throttle_mask": 0x20,
+        "vram": 7,
+    }
+
+
+def test_without_a_gpu_its_facts_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "library", lambda: None)
+
+    assert (gpu.hard_facts(), gpu.volatile_facts(), gpu.reading()) == ({}, {}, {})
+
+
+def test_a_reading_has_only_columns_of_the_bench_record_and_says_when_the_cpu_got_hot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu, "library", lambda: None)
+    counts = iter([3, 3, 5])
+    meter = readings.Meter(lambda: next(counts))
+
+    cool, hot = meter.read(), meter.read()
+
+    assert (cool["throttle_mask"], hot["throttle_mask"]) == (0, readings.CPU_THERMAL)
+    assert cool["rss"] > 0
+    assert check_rows("bench", [hot])[0]["throttle_mask"] == readings.CPU_THERMAL
+
+
+def test_a_machine_that_does_not_count_throttling_has_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "library", lambda: None)
+
+    assert "throttle_mask" not in readings.Meter(lambda: None).read()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pocketllm.evidence.provenance import gpu
 from pocketllm.evidence.provenance.code import code_facts, package_versions
 from pocketllm.evidence.provenance.machine import hard_facts, volatile_facts
 from pocketllm.evidence.provenance.redaction import redact
@@ -23,5 +24,8 @@ def collect(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "tool": {"name": TOOL} | ({"version": version} if version else {}),
         "argv": redact(sys.argv if argv is None else argv),
         "code": {**code_facts(), "python": platform.python_version(), "packages": package_versions()},
-        "machine": {"hard": hard_facts(), "volatile": volatile_facts()},
+        "machine": {
+            "hard": hard_facts() | gpu.hard_facts(),
+            "volatile": volatile_facts() | gpu.volatile_facts(),
+        },
     }
