@@ -72,6 +72,7 @@ class ScriptedLoop:
         self.submitted: list[Request] = []
         self.cancelled: list[str] = []
         self.active: dict[str, threading.Event] = {}
+        self.listeners: list[Callable[[], None]] = []
 
     def check(self, request: Request) -> None:
         if len(request.prompt_token_ids) + (request.params.max_tokens or 0) > CONTEXT:
@@ -108,10 +109,18 @@ class ScriptedLoop:
             num_prefix_hit_tokens=None,
         )
 
+    def on_step_end(self, listener: Callable[[], None]) -> None:
+        self.listeners.append(listener)
+
     def reset_prefix_cache(self) -> bool:
         return False
 
-    def _run(self, request: Request, sink: Callable[[Event], None]) -> None:
+    def _run(self, request: Request, tell: Callable[[Event], None]) -> None:
+        def sink(event: Event) -> None:
+            tell(event)
+            for listener in self.listeners:
+                listener()
+
         reason, error, count = FinishReason.STOP, None, 0
         told = self.active[request.request_id]
         times = request.times
@@ -135,6 +144,7 @@ class ScriptedLoop:
                 reason = FinishReason.LENGTH
                 break
         del self.active[request.request_id]
+        times.finished_s = time.perf_counter()
         sink(FinishEvent(request.request_id, reason, "", len(request.prompt_token_ids), count, 0, times, 0, error))
 
 

@@ -438,6 +438,20 @@ def test_every_request_ends_in_exactly_one_terminal_event(
 
 
 # -- the thread
+def test_the_end_of_a_step_is_told_after_its_events_and_also_after_a_cancel() -> None:
+    loop, _, _ = fake_loop()
+    told: list[str] = []
+    loop.on_step_end(lambda: told.append("end"))
+    for name in "ab":
+        request = Request(name, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+        loop.submit(request, lambda event: told.append(event.request_id))
+    loop.step()
+    loop.cancel("b")
+    loop.step()
+
+    assert told == ["a", "b", "end", "b", "a", "a", "end"]
+
+
 def test_a_loop_with_a_thread_serves_many_threads_and_drains_when_stopped() -> None:
     loop, scheduler, _ = fake_loop()
     loop.start()

@@ -84,6 +84,7 @@ class EngineLoop:
         self._counters = Counters()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._step_end: list[Callable[[], None]] = []
 
     # -- any thread ------------------------------------------------------------------------------------------------
     def check(self, request: Request) -> None:
@@ -122,6 +123,13 @@ class EngineLoop:
                 )
             self._active[active.request.request_id] = active
             self._counters.num_submitted += 1
+
+    def on_step_end(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called, on the loop's thread, whenever it has told events and goes on to compute or rest.
+
+        A sink that hands events to another thread wakes it here: once a step, however many requests there are.
+        """
+        self._step_end.append(listener)
 
     def cancel(self, request_id: str) -> bool:
         """End a request before the next step; False when there is none of that id (it may have finished)."""
@@ -206,6 +214,7 @@ class EngineLoop:
             except Exception:  # only our own bug comes here; the requests end, the loop goes on
                 log.exception("a step of the loop failed; all requests end")
                 self._fail([active.request for active in self._active.values()], "the engine's loop failed")
+                self._tell_step_end()
 
     def step(self) -> bool:
         """Take the inbox and run one forward pass; True while work is left. No request's failure comes out here."""
@@ -213,7 +222,12 @@ class EngineLoop:
             self._take_inbox()
             if self._scheduler.has_work:
                 self._run(self._scheduler.schedule())
-            return bool(self._active)
+        self._tell_step_end()
+        return bool(self._active)
+
+    def _tell_step_end(self) -> None:
+        for listener in self._step_end:
+            listener()
 
     def _take_inbox(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pocketllm.engine.serving import metrics
 from pocketllm.engine.serving.body import parse_object, read_body
-from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
+from pocketllm.engine.serving.bridge import DisconnectWatch, Generation, Postbox
 from pocketllm.engine.serving.failures import (
     Failure,
     RefusedError,
@@ -55,6 +55,7 @@ class Server:
         self.engine: ServedEngine | None = None
         self.metrics: metrics.ServerMetrics | None = None
         self.in_flight: set[Generation] = set()
+        self.postbox = Postbox()
         self.names: tuple[str, ...] = settings.served_model_names
         self._created = int(time.time())
         self._spellers: dict[bool, Speller] = {}
@@ -65,6 +66,7 @@ class Server:
         self.names = self.settings.served_model_names or (engine.model_name,)
         self.metrics = metrics.ServerMetrics(self.names[0], engine.loop.stats)
         self._spellers = {True: Speller(engine.tokenizer), False: Speller(engine.tokenizer, "bytes:")}
+        engine.loop.on_step_end(self.postbox.flush)
         engine.loop.start()
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
@@ -105,7 +107,7 @@ class Server:
         engine, counts = self.serving()
         is_chat = isinstance(body, ChatBody)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        generation = Generation(name, choices, engine.loop, bool(body.stream))
+        generation = Generation(name, choices, engine.loop, self.postbox, bool(body.stream))
         try:
             generation.submit(counts.observer)
         except QueueFullError:
@@ -212,6 +214,7 @@ def add_probes(app: FastAPI, server: Server) -> None:
 
     @app.get("/metrics", response_model=None)
     async def scrape() -> Response:
+        server.postbox.deliver()  # so that what is counted is what has happened
         content = b"" if server.metrics is None else server.metrics.exposition()
         return Response(content, headers={"content-type": metrics.CONTENT_TYPE})
 

@@ -13,32 +13,85 @@ from pocketllm.engine.serving.settings import ServedLoop
 Observer = Callable[[Event], None]
 
 
+class Postbox:
+    """Carries events from the engine's thread to the server's loop, with one wake a step for all calls together.
+
+    The engine's thread only appends, and flushes when its step is done: it waits for nobody, and nobody is woken while
+    it still has tokens to choose.
+    """
+
+    def __init__(self) -> None:
+        self._mail: deque[tuple[Generation, int, Event]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        self._is_signaled = False
+
+    def attend(self) -> None:
+        """Deliver on the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+
+    def sink(self, generation: "Generation", index: int) -> Callable[[Event], None]:
+        """What takes the events of one choice, on the engine's thread."""
+        append, is_streamed = self._mail.append, generation.is_streamed
+
+        def sink(event: Event) -> None:
+            append((generation, index, event))
+            if is_streamed or isinstance(event, FinishEvent):
+                self._is_due = True
+
+        return sink
+
+    def flush(self) -> None:
+        """Wake the server's loop if somebody waits for what has come; called on the engine's thread after a step."""
+        if not self._is_due or self._is_signaled or self._loop is None:
+            return
+        self._is_due, self._is_signaled = False, True
+        try:
+            self._loop.call_soon_threadsafe(self.deliver)
+        except RuntimeError:
+            # the server's loop has closed under requests that outlived it: nobody reads any more
+            self._mail.clear()
+
+    def deliver(self) -> None:
+        """Hand every event to its call; on the server's loop."""
+        # cleared before the mail is read: an event that comes in between signals again rather than being missed
+        self._is_signaled = False
+        mail = self._mail
+        while mail:
+            generation, index, event = mail.popleft()
+            generation.take(index, event)
+
+
 class Generation:
     """All requests of one HTTP call, submitted together or not at all.
 
-    The engine's thread appends an event and wakes the server's loop at most once until it has looked; when the answer
-    is not streamed it wakes it for terminal events alone. `abandon` is how a call ends early: its requests are
-    cancelled and `events` returns.
+    Where the answer is not streamed only terminal events wake its reader. `abandon` is how a call ends early: its
+    requests are cancelled and `events` returns.
     """
 
     def __init__(
-        self, generation_id: str, choices: Sequence[Choice], engine_loop: ServedLoop, is_streamed: bool
+        self,
+        generation_id: str,
+        choices: Sequence[Choice],
+        engine_loop: ServedLoop,
+        postbox: Postbox,
+        is_streamed: bool,
     ) -> None:
         self.id = generation_id
         self.choices = tuple(choices)
         self.is_abandoned = False
+        self.is_streamed = is_streamed
         self._engine_loop = engine_loop
-        self._loop = asyncio.get_running_loop()
+        self._postbox = postbox
         self._inbox: deque[tuple[int, Event]] = deque()
         self._woken = asyncio.Event()
-        self._is_signaled = False
-        self._is_streamed = is_streamed
         self._open: dict[int, str] = {}
+        self._observers: dict[int, Observer] = {}
 
     def submit(self, observe: Callable[[Request], Observer]) -> None:
         """Hand every choice to the engine; on a refusal those already handed over are cancelled and it is raised.
 
-        `observe` makes, for each request, what sees its events on the engine's thread.
+        `observe` makes, for each request, what sees its events as they are delivered.
         """
         requests = [
             Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params, cache_salt=choice.cache_salt)
@@ -46,34 +99,23 @@ class Generation:
         ]
         for request in requests:
             self._engine_loop.check(request)  # what can never be served is refused before its neighbors begin
+        self._postbox.attend()
         for choice, request in zip(self.choices, requests, strict=True):
             self._open[choice.index] = request.request_id
+            self._observers[choice.index] = observe(request)
             try:
-                self._engine_loop.submit(request, self._sink(choice.index, observe(request)))
+                self._engine_loop.submit(request, self._postbox.sink(self, choice.index))
             except BaseException:
                 del self._open[choice.index]
                 self.abandon()
                 raise
 
-    def _sink(self, index: int, observe: Observer) -> Callable[[Event], None]:
-        def sink(event: Event) -> None:
-            observe(event)
-            self._inbox.append((index, event))
-            is_due = self._is_streamed or isinstance(event, FinishEvent)
-            if is_due and not self._is_signaled:
-                self._is_signaled = True
-                try:
-                    self._loop.call_soon_threadsafe(self._wake)
-                except RuntimeError:
-                    # the server's loop has closed under a request that outlived it: nobody reads any more
-                    self.is_abandoned = True
-
-        return sink
-
-    def _wake(self) -> None:
-        # cleared before the inbox is read: an event that comes in between signals again rather than being missed
-        self._is_signaled = False
-        self._woken.set()
+    def take(self, index: int, event: Event) -> None:
+        """An event of choice `index` has been delivered."""
+        self._observers[index](event)
+        self._inbox.append((index, event))
+        if self.is_streamed or isinstance(event, FinishEvent):
+            self._woken.set()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(choice index, event) as they happen, until every choice has ended or the call is abandoned."""

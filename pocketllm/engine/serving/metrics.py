@@ -4,7 +4,6 @@ Every series exists from the start with its real value, zero included; what this
 prefix cache that was switched off) has no series at all, so an absent series is never to be read as zero.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +50,7 @@ class LoopCollector:
 
 
 class ServerMetrics:
-    """Counters and histograms of one served model; `observe` is called on the engine's thread."""
+    """Counters and histograms of one served model; `observe` is called as events are delivered."""
 
     def __init__(self, model_name: str, read_stats: Callable[[], Any]) -> None:
         self.registry = CollectorRegistry()
@@ -123,7 +122,8 @@ class ServerMetrics:
         self._success.labels(self._model_name, event.reason.value).inc()
         if event.reason is FinishReason.CANCELLED:
             self.cancellations.inc()
-        self.e2el_s.observe(time.perf_counter() - times.submitted_s)
+        assert times.finished_s is not None
+        self.e2el_s.observe(times.finished_s - times.submitted_s)
         if times.scheduled_s is None:
             return
         self.queue_s.observe(times.scheduled_s - times.submitted_s)

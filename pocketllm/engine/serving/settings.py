@@ -31,6 +31,8 @@ class ServedLoop(Protocol):
 
     def reset_prefix_cache(self) -> bool: ...
 
+    def on_step_end(self, listener: Callable[[], None]) -> None: ...
+
 
 class ServedTokenizer(Protocol):
     """The part of a tokenizer that a server reads."""
