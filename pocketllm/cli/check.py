@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketllm.cli.engine_options import (
+    ActivationDtype,
     Backend,
     BlockSize,
     KVCacheBytes,
+    KVDtype,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     PrefillChunk,
+    Threads,
     engine_options,
 )
 from pocketllm.cli.output import command, say, write_json
@@ -50,6 +53,9 @@ def check(
     prefill_chunk: PrefillChunk = None,
     block_size: BlockSize = None,
     kv_cache_bytes: KVCacheBytes = None,
+    threads: Threads = None,
+    activation_dtype: ActivationDtype = None,
+    kv_dtype: KVDtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Show what this machine offers, what each installed backend would do with it, and what a model would become.
@@ -65,6 +71,9 @@ def check(
         prefill_chunk=prefill_chunk,
         block_size=block_size,
         kv_cache_bytes=kv_cache_bytes,
+        threads=threads,
+        activation_dtype=activation_dtype,
+        kv_dtype=kv_dtype,
     )
     report = report_on(options, with_model=model is not None)
     if as_json:
@@ -80,19 +89,22 @@ def report_on(options: "EngineOptions", with_model: bool) -> dict[str, Any]:
     """Machine, backends and, with a model, its plan or reasons; `runs` is the answer."""
     from pocketllm.engine.backends.api.device import read_facts
     from pocketllm.engine.backends.select import AUTO, bids, require_known
+    from pocketllm.engine.plan import backend_options
 
     require_known(options.backend)
-    offers = bids()
-    taken = [bid for bid in offers if bid.capability and options.backend in (AUTO, bid.name)]
+    offers = bids(backend_options(options))
+    meant = [bid for bid in offers if options.backend in (AUTO, bid.name)]
+    best = meant[0].name if meant[0].capability else None
     report: dict[str, Any] = {
         "machine": machine(read_facts()),
         "backends": [backend_report(bid) for bid in offers],
-        "backend": taken[0].name if taken else None,
-        "runs": bool(taken),
+        "backend": best,
+        "runs": best is not None,
     }
     if with_model:
-        report["model"] = model_report(options, taken[0] if taken else None, offers)
-        report["runs"] = report["model"]["plan"] is not None
+        report["model"] = model_report(options, meant)
+        plan = report["model"]["plan"]
+        report |= {"backend": plan["backend"] if plan else best, "runs": plan is not None}
     return report
 
 
@@ -125,6 +137,10 @@ def backend_report(bid: "BackendBid") -> dict[str, Any]:
     if capability is not None:
         report |= {
             "device": capability.device,
+            "isa": capability.isa,
+            "threads": capability.threads,
+            "activation_dtype": capability.activation_dtype,
+            "kv_dtype": capability.kv_dtype,
             "quant_types": sorted(capability.quant_types),
             "ops": sorted(capability.ops),
             "batch_invariant_width": capability.batch_invariant_width,
@@ -133,10 +149,10 @@ def backend_report(bid: "BackendBid") -> dict[str, Any]:
     return report
 
 
-def model_report(options: "EngineOptions", bid: "BackendBid | None", offers: "list[BackendBid]") -> dict[str, Any]:
-    """A model's plan, or every reason why it would not run, from its header."""
+def model_report(options: "EngineOptions", offers: "list[BackendBid]") -> dict[str, Any]:
+    """A model's plan on the first of these backends that can run it, or every reason why none would."""
     from pocketllm.engine.models.registry import family_or_reason
-    from pocketllm.engine.plan import make_plan
+    from pocketllm.engine.plan import plan_first
     from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.errors import UnsupportedFeatureError
@@ -146,12 +162,13 @@ def model_report(options: "EngineOptions", bid: "BackendBid | None", offers: "li
     with open_checkpoint(path) as checkpoint:
         report: dict[str, Any] = {"name": name, "architecture": checkpoint.architecture, "plan": None, "reasons": []}
         family = family_or_reason(checkpoint.architecture)
-        if bid is None or bid.capability is None:
+        if not any(bid.capability for bid in offers):
             unmet = [family] if isinstance(family, str) else family.unmet(checkpoint)
-            report["reasons"] = [*unmet, *(f"backend {offer.name}: {offer.reason}" for offer in offers)]
+            report["reasons"] = [*unmet, *(f"backend {bid.name}: {bid.reason}" for bid in offers)]
             return report
         try:
-            report["plan"] = make_plan(options, family, bid.capability, checkpoint, model=name).as_dict()
+            plan, _ = plan_first(options, family, offers, checkpoint, model=name)
+            report["plan"] = plan.as_dict()
         except UnsupportedFeatureError as error:
             report["reasons"] = list(error.reasons)
     return report
@@ -198,11 +215,19 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     from pocketllm.engine.plan import gib
 
     facts = [
-        ("would run on", f"{plan['backend']} ({plan['device']})"),
+        ("would run on", f"{plan['backend']} ({plan['device']}), {how(plan)}"),
         ("weights", gib(plan["weights_bytes"])),
         ("context", f"{plan['max_model_len']:,} tokens of the checkpoint's {plan['context_length']:,}"),
         ("cache", f"{gib(plan['kv_bytes'])}, {plan['num_blocks']:,} blocks of {plan['block_size']} tokens"),
+        ("working memory", gib(plan["scratch_bytes"])),
         ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
         ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
     ]
     return facts + [("note", note) for note in plan["notes"]]
+
+
+def how(plan: dict[str, Any]) -> str:
+    """Instruction set, threads and dtypes in a few words."""
+    isa = f"{plan['isa']}, " if plan["isa"] else ""
+    dtypes = f"activations {plan['activation_dtype']}, cache {plan['kv_dtype']}"
+    return f"{isa}{plan['threads']} threads, {dtypes}"

@@ -50,6 +50,24 @@ Threads = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+ActivationDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--activation-dtype",
+        help="What rows are rounded to before a matrix multiplies them: int8 or float32.",
+        show_default="the backend's own; int8 on cpu",
+        rich_help_panel=PANEL,
+    ),
+]
+KVDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype",
+        help="What cached keys and values are kept in: float16, bfloat16, int8 or float32.",
+        show_default="the backend's own; float16 on cpu",
+        rich_help_panel=PANEL,
+    ),
+]
 MaxNumSeqs = Annotated[
     int | None,
     typer.Option(

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.engine_options import Backend, MaxModelLen, Model, PrefillChunk, Threads, engine_options
+from pocketllm.cli.engine_options import (
+    ActivationDtype,
+    Backend,
+    KVDtype,
+    MaxModelLen,
+    Model,
+    PrefillChunk,
+    Threads,
+    engine_options,
+)
 from pocketllm.cli.output import EXIT_BUG, EXIT_INTERRUPTED, command, say, write_json
 from pocketllm.errors import OptionError, RequestError
 
@@ -111,6 +120,8 @@ def generate(
     max_model_len: MaxModelLen = None,
     prefill_chunk: PrefillChunk = None,
     threads: Threads = None,
+    activation_dtype: ActivationDtype = None,
+    kv_dtype: KVDtype = None,
 ) -> None:
     """Continue a prompt, or answer a chat message; text goes to stdout as it comes."""
     from pocketllm.engine.lifecycle.sampling.params import SamplingParams
@@ -130,7 +141,13 @@ def generate(
         logprobs=logprobs,
     )
     options = engine_options(
-        model=model, backend=backend, max_model_len=max_model_len, prefill_chunk=prefill_chunk, threads=threads
+        model=model,
+        backend=backend,
+        max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk,
+        threads=threads,
+        activation_dtype=activation_dtype,
+        kv_dtype=kv_dtype,
     )
     messages = [{"role": "user", "content": text}] if is_chat else None
     if messages and system is not None:

@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from pocketllm.cli import output
-from pocketllm.cli.engine_options import Backend, MaxModelLen, Model, Threads, engine_options
+from pocketllm.cli.engine_options import (
+    ActivationDtype,
+    Backend,
+    KVDtype,
+    MaxModelLen,
+    Model,
+    Threads,
+    engine_options,
+)
 
 app = typer.Typer(
     help="Does this checkpoint, through this entry point, still give these tokens?",
@@ -68,6 +76,8 @@ def verify(
     as_json: AsJson = False,
     backend: Backend = None,
     threads: Threads = None,
+    activation_dtype: ActivationDtype = None,
+    kv_dtype: KVDtype = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Ask for every accepted answer again and compare: token ids, prompt ids, text, finish reason, usage.
@@ -85,7 +95,14 @@ def verify(
     if fixtures is not None and not fixtures.is_dir():
         raise OptionError(f"--fixtures {fixtures} is no folder: nothing could be compared")
     options = VerifyOptions(
-        engine=engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len),
+        engine=engine_options(
+            model=model,
+            backend=backend,
+            threads=threads,
+            activation_dtype=activation_dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+        ),
         cases=tuple(cases or ()),
         entry_points=tuple(entry_points or ()),
         url=url,
@@ -125,6 +142,8 @@ def record(
     as_json: AsJson = False,
     backend: Backend = None,
     threads: Threads = None,
+    activation_dtype: ActivationDtype = None,
+    kv_dtype: KVDtype = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Ask three times in this process and propose the answer as `*.pending`; `golden accept` makes it count."""
@@ -136,7 +155,16 @@ def record(
     from pocketllm.golden.record import record as run
     from pocketllm.golden.subject import open_subject
 
-    subject = open_subject(engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len))
+    subject = open_subject(
+        engine_options(
+            model=model,
+            backend=backend,
+            threads=threads,
+            activation_dtype=activation_dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+        )
+    )
     folder = FixtureFolder((fixtures or default_root()) / subject.name)
     asked = choose_requests(
         folder, cases_file, cases or [], chat=chat, prompt=prompt, purpose=purpose, max_tokens=max_tokens
@@ -170,6 +198,8 @@ def accept(
     fixtures: Fixtures = None,
     backend: Backend = None,
     threads: Threads = None,
+    activation_dtype: ActivationDtype = None,
+    kv_dtype: KVDtype = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Turn proposals into accepted fixtures: refused in CI, from a dirty tree, or under another hard key."""
@@ -181,7 +211,16 @@ def accept(
 
     if bool(cases) == all_cases:
         raise OptionError("say which proposals: --case NAME, or --all")
-    subject = open_subject(engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len))
+    subject = open_subject(
+        engine_options(
+            model=model,
+            backend=backend,
+            threads=threads,
+            activation_dtype=activation_dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+        )
+    )
     folder = FixtureFolder((fixtures or default_root()) / subject.name)
     for file in run(subject, folder, cases or folder.pending_names(), reason, is_ci()):
         typer.echo(f"accepted {file}")

@@ -7,15 +7,14 @@ from typing import Any
 
 from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api.backend import Backend
-from pocketllm.engine.backends.api.capability import BackendCapability
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedLoop
-from pocketllm.engine.models.contract import Model, ModelFamily
+from pocketllm.engine.models.contract import Model
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
-from pocketllm.engine.plan import EnginePlan, gib, make_plan
+from pocketllm.engine.plan import EnginePlan, backend_options, gib, make_plan, plan_first
 from pocketllm.engine.text.chat_template import ChatTemplate
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.engine.weights import catalog
@@ -103,15 +102,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     checkpoint = open_checkpoint(path)
     try:
         name = catalog.model_name(path)
-        bid = select.choose_backend(options.backend)
-        assert bid.capability is not None  # choose_backend has refused
-        family = family_or_reason(checkpoint.architecture)
-        # planned before the backend is opened, which takes longer than a refusal should
-        plan = plan_for(options, family, bid.capability, checkpoint, name)
-        assert not isinstance(family, str)  # make_plan has refused
-        backend = select.select_backend(bid.name, options.threads)
-        if backend.capability != bid.capability:
-            plan = plan_for(options, family, backend.capability, checkpoint, name)
+        plan, backend = plan_and_open(options, checkpoint, name)
+        family = find_family(checkpoint.architecture)
         tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {plan.device_name}")
         tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
         template = ChatTemplate.from_metadata(checkpoint.metadata)
@@ -127,17 +119,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     return engine
 
 
-def plan_for(
-    options: EngineOptions,
-    family: ModelFamily | str,
-    capability: BackendCapability,
-    checkpoint: Checkpoint,
-    name: str,
-) -> EnginePlan:
-    """The plan, with the reason why `auto` chose what it chose among its notes."""
-    notes = []
-    if options.backend == select.AUTO:
-        others = [f"{bid.name}: {bid.reason}" for bid in select.bids() if bid.capability is None]
-        because = f" ({'; '.join(others)})" if others else ""
-        notes.append(f"backend auto chose {capability.name}{because}")
-    return make_plan(options, family, capability, checkpoint, model=name, notes=notes)
+def plan_and_open(options: EngineOptions, checkpoint: Checkpoint, name: str) -> tuple[EnginePlan, Backend]:
+    """The plan of the first backend that can run the checkpoint, and that backend, opened.
+
+    Raises UnsupportedFeatureError with every reason when none can, before one is opened.
+    """
+    family = family_or_reason(checkpoint.architecture)
+    wishes = backend_options(options)
+    plan, notes = plan_first(options, family, select.offers(options.backend, wishes), checkpoint, model=name)
+    assert not isinstance(family, str)  # plan_first has refused
+    backend = select.open_backend(plan.backend, wishes)
+    # what a backend bids is read from the machine; what it has is known once it is open
+    return make_plan(options, family, backend.capability, checkpoint, model=name, notes=notes), backend

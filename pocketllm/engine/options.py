@@ -12,6 +12,8 @@ from pocketllm.errors import OptionError
 ENVIRONMENT_PREFIX = "POCKETLLM_"
 PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
+ACTIVATION_DTYPES = ("int8", "float32")
+KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
 
 SWITCHABLE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
@@ -48,6 +50,10 @@ class EngineOptions:
     """Whether a request starts from cache blocks that an earlier one filled with the same tokens."""
     threads: int | None = None
     """CPU threads; None: the cores this process may use."""
+    activation_dtype: str | None = None
+    """What rows are rounded to before a matrix multiplies them, one of ACTIVATION_DTYPES; None: the backend's own."""
+    kv_dtype: str | None = None
+    """What cached keys and values are kept in, one of KV_DTYPES; None: the backend's own."""
     test_step_delay: float = 0.0
     """Share of its own time by which each step is made longer on purpose, to test what should see that; 0: none."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -65,6 +71,9 @@ class EngineOptions:
                 raise OptionError(f"{self._said(name)} must be between 0 and 1")
         if not 0.0 <= self.test_step_delay <= 10.0:
             raise OptionError(f"{self._said('test_step_delay')} must be between 0 and 10")
+        for name, known in (("activation_dtype", ACTIVATION_DTYPES), ("kv_dtype", KV_DTYPES)):
+            if getattr(self, name) not in (None, *known):
+                raise OptionError(f"{self._said(name)} is none of {', '.join(known)}")
         for name in ("model", "backend"):
             if not getattr(self, name).strip():
                 raise OptionError(f"{self._said(name)} is empty")

@@ -6,10 +6,12 @@ plan. Nothing here is clamped: a value the user gave is kept or refused, and a v
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any
 
-from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.backends.api.backend import BackendOptions
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
+from pocketllm.engine.backends.select import AUTO
 from pocketllm.engine.models.contract import Checkpoint, ModelFamily
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
@@ -46,6 +48,11 @@ class EnginePlan:
     backend: str
     device: str
     device_name: str
+    isa: str | None
+    """Instruction set of the kernels, where the backend has a choice of them."""
+    threads: int
+    activation_dtype: str
+    kv_dtype: str
     numerics_version: str
     batch_invariant_width: int
     context_length: int
@@ -53,6 +60,8 @@ class EnginePlan:
     weights_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
+    scratch_bytes: int
+    """What a step of the widest kind works in, beside weights and cache; an estimate from the header."""
     limits: Limits
     notes: tuple[str, ...]
     options: Mapping[str, Any]
@@ -64,6 +73,11 @@ class EnginePlan:
         values = asdict(self)
         limits: dict[str, Any] = values.pop("limits")
         return {**values, **limits, "notes": list(self.notes)}
+
+
+def backend_options(options: EngineOptions) -> BackendOptions:
+    """The part of the options that a backend answers for."""
+    return BackendOptions(options.threads, options.activation_dtype, options.kv_dtype)
 
 
 def make_plan(
@@ -91,7 +105,8 @@ def make_plan(
     context = family.context_length(checkpoint.metadata)
     per_token = family.kv_spec(checkpoint.metadata).bytes_per_token(capability.kv_element_bytes)
     weights = weights_bytes(checkpoint, capability)
-    memory = plan_memory(options, context, per_token, weights, capability.memory_bytes)
+    scratch = step_scratch(options, checkpoint, capability)
+    memory = plan_memory(options, context, per_token, weights, capability.memory_bytes, scratch)
     if memory.reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
     return EnginePlan(
@@ -101,17 +116,53 @@ def make_plan(
         backend=capability.name,
         device=capability.device,
         device_name=capability.device_name,
+        isa=capability.isa,
+        threads=capability.threads,
+        activation_dtype=capability.activation_dtype,
+        kv_dtype=capability.kv_dtype,
         numerics_version=capability.numerics_version,
         batch_invariant_width=capability.batch_invariant_width,
         context_length=context,
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
         kv_bytes=memory.num_blocks * options.block_size * per_token,
+        scratch_bytes=scratch.of(memory.max_model_len),
         limits=make_limits(options, memory),
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
     )
+
+
+def plan_first(
+    options: EngineOptions,
+    family: ModelFamily | str,
+    offers: Sequence[BackendBid],
+    checkpoint: Checkpoint,
+    *,
+    model: str | None = None,
+) -> tuple[EnginePlan, Sequence[str]]:
+    """The plan of the first offer that can run the checkpoint, and the note that says why it and not another.
+
+    Raises UnsupportedFeatureError with every reason of every offer when none can.
+    """
+    absent = [f"{bid.name}: {bid.reason}" for bid in offers if bid.capability is None]
+    refused: dict[str, None] = {}
+    passed: list[str] = []
+    for bid in offers:
+        if bid.capability is None:
+            continue
+        because = f" ({'; '.join([*passed, *absent])})" if passed or absent else ""
+        notes = [f"backend auto chose {bid.name}{because}"] if options.backend == AUTO else []
+        try:
+            return make_plan(options, family, bid.capability, checkpoint, model=model, notes=notes), notes
+        except UnsupportedFeatureError as error:
+            if len(offers) == 1:
+                raise
+            refused |= dict.fromkeys(error.reasons)
+            passed.append(f"{bid.name}: {', '.join(error.reasons)}")
+    what = f"cannot run {model or options.model} ({checkpoint.metadata.get('general.architecture', 'unknown')})"
+    raise UnsupportedFeatureError(what, [*refused, *(f"backend {reason}" for reason in absent)])
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------
@@ -169,6 +220,21 @@ def width_notes(options: EngineOptions, capability: BackendCapability) -> list[s
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
+class Scratch:
+    """Working memory of a step, in bytes: a part of its own, and a part that grows with the longest request."""
+
+    fixed: int = 0
+    per_key: int = 0
+
+    def of(self, length: int) -> int:
+        """All of it when the longest request has that many tokens."""
+        return self.fixed + self.per_key * length
+
+
+NO_SCRATCH = Scratch()
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Context and cache size, or the reasons why they cannot be had."""
 
@@ -178,8 +244,31 @@ class MemoryPlan:
     reasons: tuple[str, ...] = ()
 
 
+def step_scratch(options: EngineOptions, checkpoint: Checkpoint, capability: BackendCapability) -> Scratch:
+    """Rows in and out of the widest matrices, logits and a sampler's copy of them, and attention's scores."""
+    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) >= 2]
+    tables = [tensor.shape[0] for tensor in matrices if tensor.name in ("token_embd.weight", "output.weight")]
+    widest = max((tensor.shape[-2] for tensor in matrices if tensor.shape[0] not in tables), default=0)
+    rows = 4 * 4 * options.max_num_batched_tokens * widest  # in, two products, and what they become, in float32
+    logits = 2 * 4 * options.max_num_seqs * max(tables, default=0)
+    queries = min(options.prefill_chunk, options.max_num_batched_tokens)
+    heads = query_heads(checkpoint.metadata)
+    return Scratch(rows + logits, capability.attention_scratch_bytes * heads * queries)
+
+
+def query_heads(metadata: Mapping[str, Any]) -> int:
+    """Most query heads of a layer, from the header; 1 where it does not say."""
+    count = metadata.get(f"{metadata.get('general.architecture')}.attention.head_count", 1)
+    return max(map(int, count)) if hasattr(count, "__iter__") else int(count)
+
+
 def plan_memory(
-    options: EngineOptions, context: int, bytes_per_token: int, weights: int, available: int | None
+    options: EngineOptions,
+    context: int,
+    bytes_per_token: int,
+    weights: int,
+    available: int | None,
+    scratch: Scratch = NO_SCRATCH,
 ) -> MemoryPlan:
     """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it."""
     length = options.max_model_len or context
@@ -191,7 +280,7 @@ def plan_memory(
     block_bytes = options.block_size * bytes_per_token
     blocks_per_request = -(-length // options.block_size)
     one_request = blocks_per_request * block_bytes
-    room = None if available is None else available - weights
+    room = None if available is None else available - weights - scratch.of(length)
     if options.kv_cache_bytes is not None:
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < blocks_per_request:
@@ -203,13 +292,14 @@ def plan_memory(
         wanted = options.max_num_seqs * one_request
         budget = min(wanted, DEFAULT_KV_BYTES) if room is None else min(wanted, DEFAULT_KV_BYTES, max(room, 0))
         num_blocks = max(budget // block_bytes, blocks_per_request)
-    needed = weights + num_blocks * block_bytes
+    needed = weights + num_blocks * block_bytes + scratch.of(length)
     if available is not None and needed > available:
-        fitting = max(available - weights, 0) // block_bytes * options.block_size
+        a_block = block_bytes + options.block_size * scratch.per_key
+        fitting = max(available - weights - scratch.fixed, 0) // a_block * options.block_size
         advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
         reasons.append(
-            f"weights and cache need {gib(needed)} ({gib(weights)} + {gib(needed - weights)} for {length} tokens) of "
-            f"{gib(available)} available: {advice}"
+            f"weights, cache and working memory need {gib(needed)} ({gib(weights)} + {gib(num_blocks * block_bytes)} + "
+            f"{gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"
         )
     notes = []
     num_full = num_blocks // blocks_per_request
@@ -247,12 +337,14 @@ def gib(num_bytes: int) -> str:
 
 
 def weights_bytes(checkpoint: Checkpoint, capability: BackendCapability) -> int:
-    """Bytes the weights take once the backend has loaded them."""
+    """Bytes the weights take once the backend has loaded them; vectors are float32 everywhere."""
     total = 0.0
     for tensor in checkpoint.tensors.values():
-        per_element = capability.weight_bytes_per_element
+        per_element = capability.weight_bytes_per_element.get(tensor.quant_type)
+        if len(tensor.shape) < 2:
+            per_element = 4.0
         total += tensor.num_bytes if per_element is None else prod(tensor.shape) * per_element
-    return int(total)
+    return ceil(total)
 
 
 def histogram(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:

@@ -70,18 +70,16 @@ class Subject:
 
 def open_subject(options: "EngineOptions") -> Subject:
     """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run."""
-    from pocketllm.engine.backends.select import select_backend
-    from pocketllm.engine.models.registry import family_or_reason
-    from pocketllm.engine.plan import backend_options, make_plan
+    from pocketllm.engine.load import plan_and_open
     from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path)
     try:
-        capability = select_backend(options.backend, backend_options(options)).capability
-        plan = make_plan(options, family_or_reason(checkpoint.architecture), capability, checkpoint)
-        return Subject(model_name(path), path, model_document(checkpoint), plan, options)
+        name = model_name(path)
+        plan, _ = plan_and_open(options, checkpoint, name)
+        return Subject(name, path, model_document(checkpoint), plan, options)
     finally:
         checkpoint.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.select import select_backend
+from pocketllm.engine.backends.select import BackendOptions, select_backend
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 
@@ -23,7 +23,7 @@ class Driver:
         self.checkpoint = open_checkpoint(path)
         family = find_family(self.checkpoint.architecture)
         assert family.unmet(self.checkpoint) == [], family.unmet(self.checkpoint)
-        self.ops = select_backend("reference", threads).ops
+        self.ops = select_backend("reference", BackendOptions(threads=threads)).ops
         self.model = family.load(self.checkpoint, self.ops, max_model_len=block_size * num_blocks)
         self.block_size, self.num_blocks = block_size, num_blocks
         self.reset()

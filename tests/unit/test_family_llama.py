@@ -162,10 +162,10 @@ def test_all_reasons_come_together(unmet) -> None:
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
-    from pocketllm.engine.backends.select import select_backend
+    from pocketllm.engine.backends.select import BackendOptions, select_backend
 
     for tied in (True, False):
         with open_checkpoint(write_llama(tmp_path / "tiny.gguf", TinyLlama(tied=tied))) as checkpoint:
-            model = FAMILY.load(checkpoint, select_backend("reference", 1).ops, 64)
+            model = FAMILY.load(checkpoint, select_backend("reference", BackendOptions(threads=1)).ops, 64)
 
         assert (model.head.weight is model.embedding) is tied

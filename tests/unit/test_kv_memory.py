@@ -2,11 +2,12 @@
 
 import psutil
 
+from pocketllm.engine.backends.api.backend import BackendOptions
 from pocketllm.engine.backends.select import select_backend
 
 
 def test_a_new_cache_takes_no_memory_until_it_is_written() -> None:
-    ops = select_backend("reference", threads=1).ops
+    ops = select_backend("reference", BackendOptions(threads=1)).ops
     before_bytes = psutil.Process().memory_info().rss
 
     cache = ops.new_kv_cache(4, 4, 64, 64, num_blocks=2048, block_size=16)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.backend import BackendOptions
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout
 from pocketllm.engine.backends.reference.device import NAME, declare
 from pocketllm.engine.backends.reference.ops import ReferenceOps
@@ -44,7 +45,7 @@ def load(ops: ReferenceOps, matrix: Array) -> torch.Tensor:
 
 
 def test_the_declared_ops_are_those_it_has() -> None:
-    declared = declare(read_facts()).ops
+    declared = declare(read_facts(), BackendOptions()).ops
 
     assert declared == {name for name in vars(Ops) if not name.startswith("_")}
     assert declared <= set(dir(ReferenceOps))
@@ -252,5 +253,5 @@ def test_a_blas_that_adds_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch
     exact = torch.nn.functional.linear
     monkeypatch.setattr(rows.functional, "linear", lambda x, w: exact(x, w) + (1e-6 if len(x) > 64 else 0.0))
 
-    assert open_backend(read_facts(), 1).capability.batch_invariant_width == 1
+    assert open_backend(read_facts(), BackendOptions(threads=1)).capability.batch_invariant_width == 1
     assert NAME == "reference"

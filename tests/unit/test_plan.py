@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
 from pocketllm.engine.models.contract import KVSpec, ModelCapability
 from pocketllm.engine.options import EngineOptions
-from pocketllm.engine.plan import make_plan, plan_memory
+from pocketllm.engine.plan import Scratch, make_plan, plan_first, plan_memory
 from pocketllm.errors import UnsupportedFeatureError
 
 MIB = 1 << 20
@@ -19,10 +19,15 @@ CAPABILITY = BackendCapability(
     name="fake",
     device="cpu",
     device_name="a fake processor",
+    isa=None,
+    threads=2,
+    activation_dtype="float32",
+    kv_dtype="float32",
     ops=frozenset({"embed", "linear"}),
     quant_types=frozenset({"F32", "Q4_0"}),
-    weight_bytes_per_element=4.0,
+    weight_bytes_per_element={"F32": 4.0, "Q4_0": 4.0},
     kv_element_bytes=4,
+    attention_scratch_bytes=0,
     batch_invariant_width=1024,
     memory_bytes=64 * MIB,
     numerics_version="fake-1",
@@ -115,8 +120,8 @@ def test_a_plan_names_the_model_and_not_where_it_lies() -> None:
     assert "secret" not in json.dumps(plan(model="/home/me/secret/m.gguf").as_dict())
 
 
-def test_packed_weights_take_what_they_take_in_the_file() -> None:
-    assert plan(capability=replace(CAPABILITY, weight_bytes_per_element=None)).weights_bytes == 2 * 2304
+def test_packed_weights_take_what_they_take_in_the_file_and_vectors_are_float32() -> None:
+    assert plan(capability=replace(CAPABILITY, weight_bytes_per_element={})).weights_bytes == 4 * 64 + 2304
 
 
 def test_a_step_wider_than_the_invariant_width_is_noted() -> None:
@@ -130,6 +135,51 @@ def test_a_cache_for_fewer_full_requests_than_the_width_is_noted() -> None:
     [note] = plan(kv_cache_bytes=3 * 1024 * 2048).notes
 
     assert "3 requests" in note
+
+
+def test_working_memory_grows_with_the_longest_request_and_is_refused_when_it_is_not_there() -> None:
+    scores = replace(CAPABILITY, attention_scratch_bytes=4)
+
+    assert plan(capability=scores).scratch_bytes - plan().scratch_bytes == 4 * 256 * 1024
+    assert plan(capability=scores, max_model_len=512).scratch_bytes < plan(capability=scores).scratch_bytes
+    [reason] = reasons(FakeFamily(context=1 << 16), replace(scores, attention_scratch_bytes=64))
+    fitting = int(reason.rsplit("--max-model-len ", 1)[1].split()[0])
+    assert plan(
+        FakeFamily(context=1 << 16), replace(scores, attention_scratch_bytes=64), max_model_len=fitting, max_num_seqs=1
+    )
+
+
+# -- which backend
+def test_auto_takes_the_first_backend_that_can_run_the_checkpoint_and_says_what_was_wrong_with_the_others() -> None:
+    offers = [
+        BackendBid("quick", replace(CAPABILITY, name="quick", quant_types=frozenset({"F32"})), "yes"),
+        BackendBid("fake", CAPABILITY, "yes"),
+        BackendBid("absent", None, "no such card"),
+    ]
+    made, notes = plan_first(EngineOptions(), FakeFamily(), offers, checkpoint(), model="m")  # type: ignore[arg-type]  # fakes
+
+    assert made.backend == "fake"
+    assert made.notes == tuple(notes)
+    assert "backend auto chose fake (quick: backend quick cannot decode quant type Q4_0" in notes[0]
+    assert "absent: no such card" in notes[0]
+
+
+def test_when_no_backend_can_run_a_checkpoint_the_reasons_of_all_are_told_once() -> None:
+    poor = replace(CAPABILITY, quant_types=frozenset())
+    offers = [
+        BackendBid("a", replace(poor, name="a"), ""),
+        BackendBid("b", replace(poor, name="b"), ""),
+        BackendBid("c", None, "no"),
+    ]
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        plan_first(EngineOptions(), FakeFamily(reasons=["no rope"]), offers, checkpoint(), model="m")  # type: ignore[arg-type]  # fakes
+
+    assert [reason.split(" cannot")[0] for reason in caught.value.reasons] == [
+        "no rope",
+        "backend a",
+        "backend b",
+        "backend c: no",
+    ]
 
 
 # -- every reason why not
@@ -209,16 +259,23 @@ def test_a_family_that_cannot_split_a_prompt_says_so() -> None:
     st.integers(1, 10_000),
     st.integers(0, 1 << 30),
     st.one_of(st.none(), st.integers(0, 1 << 32)),
+    st.builds(Scratch, st.integers(0, 1 << 24), st.integers(0, 1 << 12)),
 )
 def test_an_accepted_memory_plan_holds_one_full_request_within_memory(
-    context: int, max_num_seqs: int, block_size: int, per_token: int, weights: int, available: int | None
+    context: int,
+    max_num_seqs: int,
+    block_size: int,
+    per_token: int,
+    weights: int,
+    available: int | None,
+    scratch: Scratch,
 ) -> None:
     options = EngineOptions(max_num_seqs=max_num_seqs, block_size=block_size)
-    memory = plan_memory(options, context, per_token, weights, available)
+    memory = plan_memory(options, context, per_token, weights, available, scratch)
 
     assert memory.max_model_len == context
     assert memory.num_blocks * block_size >= context
-    used = weights + memory.num_blocks * block_size * per_token
+    used = weights + memory.num_blocks * block_size * per_token + scratch.of(context)
     assert bool(memory.reasons) == (available is not None and used > available)
 
 
@@ -228,7 +285,7 @@ def test_a_plan_of_a_real_checkpoint_needs_its_header_only(tiny_gguf: Path) -> N
     from pocketllm.engine.models.registry import find_family
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
-    capability = select.choose_backend("reference").capability
+    capability = select.offers("reference")[0].capability
     assert capability is not None
     made = make_plan(EngineOptions(), find_family("llama"), capability, open_checkpoint(tiny_gguf))
 

@@ -9,9 +9,12 @@ import pytest
 
 from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api import device
+from pocketllm.engine.backends.api.backend import BackendOptions
 from pocketllm.engine.backends.api.capability import BackendBid
 from pocketllm.engine.backends.reference import device as reference
 from pocketllm.errors import UnsupportedFeatureError
+
+ONE_THREAD = BackendOptions(threads=1)
 
 
 @pytest.fixture
@@ -38,24 +41,24 @@ from dataclasses import replace
 from pocketllm.engine.backends.api.capability import BackendBid
 from pocketllm.engine.backends.reference import device
 RANK = 10
-def bid(facts):
-    return BackendBid("fast", replace(device.declare(facts), name="fast"), "quick")
-def open_backend(facts, threads):
-    opened = device.open_backend(facts, threads)
+def bid(facts, options):
+    return BackendBid("fast", replace(device.declare(facts, options), name="fast"), "quick")
+def open_backend(facts, options):
+    opened = device.open_backend(facts, options)
     return type(opened)(replace(opened.capability, name="fast"), opened.ops)
 """
 ABSENT = """
 from pocketllm.engine.backends.api.capability import BackendBid
 RANK = 99
-def bid(facts):
+def bid(facts, options):
     return BackendBid("absent", None, "no such card in this machine")
-def open_backend(facts, threads):
+def open_backend(facts, options):
     raise AssertionError("opened a backend that did not bid")
 """
 
 
 def test_auto_takes_the_reference_where_nothing_else_is_installed(installed) -> None:
-    backend = select.select_backend("auto", threads=1)
+    backend = select.select_backend("auto", ONE_THREAD)
 
     assert backend.capability.name == "reference"
     assert backend.capability.device == "cpu"
@@ -73,8 +76,8 @@ def test_auto_takes_the_best_that_bids_and_an_explicit_name_is_kept(installed) -
     installed("absent", ABSENT)
 
     assert [bid.name for bid in select.bids()] == ["fast", "reference", "absent"]
-    assert select.select_backend("auto", 1).capability.name == "fast"
-    assert select.select_backend("reference", 1).capability.name == "reference"
+    assert select.select_backend("auto", ONE_THREAD).capability.name == "fast"
+    assert select.select_backend("reference", ONE_THREAD).capability.name == "reference"
 
 
 def test_an_explicit_backend_that_cannot_run_says_why_and_nothing_takes_its_place(installed) -> None:
@@ -95,10 +98,33 @@ def test_two_packages_cannot_claim_one_name(installed) -> None:
         select.bids()
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (BackendOptions(activation_dtype="int8"), "--activation-dtype int8: this backend has float32 only"),
+        (BackendOptions(kv_dtype="float16"), "--kv-dtype float16: this backend has float32 only"),
+        (BackendOptions(activation_dtype="float32", kv_dtype="float32"), None),
+    ],
+)
+def test_the_reference_refuses_a_dtype_that_it_cannot_honor(options: BackendOptions, reason: str | None) -> None:
+    if reason is None:
+        assert select.offers("reference", options)[0].capability is not None
+        return
+    with pytest.raises(UnsupportedFeatureError, match=reason):
+        select.offers("reference", options)
+
+
+def test_a_capability_says_how_many_threads_it_became() -> None:
+    [bid] = select.offers("reference", BackendOptions(threads=3))
+
+    assert bid.capability is not None
+    assert bid.capability.threads == 3
+
+
 def test_without_torch_the_reference_bids_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "find_spec", lambda name: None)
 
-    assert reference.bid(device.read_facts()) == BackendBid(
+    assert reference.bid(device.read_facts(), BackendOptions()) == BackendBid(
         "reference", None, "torch is not installed: pip install torch"
     )
 

@@ -6,17 +6,27 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from pocketllm.engine.backends.api.backend import Backend, DeviceModule
+from pocketllm.engine.backends.api.backend import Backend, BackendOptions, DeviceModule
 from pocketllm.engine.backends.api.capability import BackendBid
 from pocketllm.engine.backends.api.device import read_facts
 from pocketllm.errors import UnsupportedFeatureError
 
-__all__ = ["Backend", "bids", "choose_backend", "known_backends", "require_known", "select_backend"]
+__all__ = [
+    "Backend",
+    "BackendOptions",
+    "bids",
+    "known_backends",
+    "offers",
+    "open_backend",
+    "require_known",
+    "select_backend",
+]
 
 GROUP = "pocketllm.backends"
 """Entry points of this group add backends: the name is the backend's, the value its `device` module."""
 VENDORS = ("reference",)
 AUTO = "auto"
+UNASKED = BackendOptions()
 
 
 @cache
@@ -52,31 +62,35 @@ def device_module(name: str) -> DeviceModule:
     return cast(DeviceModule, out_of_tree()[name].load())
 
 
-def bids() -> list[BackendBid]:
+def bids(options: BackendOptions = UNASKED) -> list[BackendBid]:
     """What every installed backend answers on this machine, the one that `auto` takes first."""
     facts = read_facts()
     modules = [device_module(name) for name in known_backends()]
-    answers = [(module.bid(facts), module.RANK) for module in modules]
+    answers = [(module.bid(facts, options), module.RANK) for module in modules]
     answers.sort(key=lambda answer: (answer[0].capability is None, -answer[1]))
     return [bid for bid, _ in answers]
 
 
-def choose_backend(name: str) -> BackendBid:
-    """The bid of the backend called name, or of the best that can run for `auto`; opens nothing.
+def offers(name: str, options: BackendOptions = UNASKED) -> list[BackendBid]:
+    """The bid of the backend called name, or all of them for `auto`, best first; opens nothing.
 
-    Raises UnsupportedFeatureError with the known names, or with each backend's reason for not running.
+    Raises UnsupportedFeatureError with the known names, or with each backend's reason when none of them can run.
     """
     require_known(name)
-    offers = bids() if name == AUTO else [device_module(name).bid(read_facts())]
-    if offers[0].capability is None:
-        raise UnsupportedFeatureError(f"backend {name!r}", [f"{bid.name}: {bid.reason}" for bid in offers])
-    return offers[0]
+    answers = bids(options) if name == AUTO else [device_module(name).bid(read_facts(), options)]
+    if answers[0].capability is None:
+        raise UnsupportedFeatureError(f"backend {name!r}", [f"{bid.name}: {bid.reason}" for bid in answers])
+    return answers
 
 
-def select_backend(name: str = AUTO, threads: int | None = None) -> Backend:
+def open_backend(name: str, options: BackendOptions = UNASKED) -> Backend:
+    """Open a backend that has bid for these options."""
+    return device_module(name).open_backend(read_facts(), options)
+
+
+def select_backend(name: str = AUTO, options: BackendOptions = UNASKED) -> Backend:
     """Open a backend. `auto` takes the best that bids; `Backend.capability.name` says which one it became.
 
-    Raises UnsupportedFeatureError as `choose_backend` does; never another backend than the one asked for.
+    Raises UnsupportedFeatureError as `offers` does; never another backend than the one asked for.
     """
-    chosen = choose_backend(name)
-    return device_module(chosen.name).open_backend(read_facts(), threads)
+    return open_backend(offers(name, options)[0].name, options)

@@ -6,6 +6,7 @@ constant `FAMILY`. It imports no torch: it computes by composing the operations 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,9 +28,9 @@ class KVSpec:
     key_dim: int
     value_dim: int
 
-    def bytes_per_token(self, element_bytes: int) -> int:
+    def bytes_per_token(self, element_bytes: float) -> int:
         """Bytes that one token adds to the cache over all layers."""
-        return self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * element_bytes
+        return ceil(self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * element_bytes)
 
 
 @dataclass(frozen=True)
