@@ -32,8 +32,7 @@ class Need(Enum):
     """What only some targets can do; each declares its own set."""
 
     STRUCTURED = "structured output (a JSON schema)"
-    OPS = "an engine in this process"
-    START = "a process that can be started afresh"
+    ENGINE = "an engine in this process"
 
 
 @dataclass(frozen=True)
