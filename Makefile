@@ -9,13 +9,14 @@ export TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check docs setup setup-test model clean
+.PHONY: help demo test test-full check docs setup setup-test model clean
 
 help:
-	@echo "make demo    set up, fetch the default model, and run the main job: a benchmark in arms behind a golden check"
-	@echo "make test    the whole test suite, lint and type checks included (what CI runs)"
-	@echo "make check   lint, types and layer contracts only"
-	@echo "make docs    regenerate the command page, the model pages and the picture"
+	@echo "make demo       set up, fetch the default model, and run the main job: a benchmark in arms behind a golden check"
+	@echo "make test       the whole test suite, lint and type checks included (what CI runs)"
+	@echo "make test-full  what takes longer: long shapes, sanitizers, other processors under emulation (nightly)"
+	@echo "make check      lint, types and layer contracts only"
+	@echo "make docs       regenerate the command page, the model pages and the picture"
 	@echo "Variables:   PYTHON=python3.12   VENV=.venv   BUDGET=150s   TORCH_INDEX=<address of PyTorch's CPU package index>"
 
 setup:
@@ -31,8 +32,8 @@ demo: setup model
 	$(BIN)/pocketllm bench --scenario prefill --input-len 256 --arms base --arms chunk-64:prefill_chunk=64 --budget $(BUDGET)
 
 check: setup-test
-	$(BIN)/ruff check pocketllm tests .ci
-	$(BIN)/ruff format --check pocketllm tests .ci
+	$(BIN)/ruff check pocketllm tests .ci hatch_build.py
+	$(BIN)/ruff format --check pocketllm tests .ci hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -41,6 +42,10 @@ test: setup-test check
 	@$(BIN)/pocketllm models pull smollm2-135m || test -z "$$CI"
 	$(BIN)/pytest
 
+test-full: setup-test
+	@$(BIN)/pocketllm models pull smollm2-135m
+	$(BIN)/pytest -m full
+
 docs: setup-test
 	$(BIN)/python -m tests.docs.cli_pages docs/cli.md
 	$(BIN)/pocketllm models docs
@@ -48,3 +53,4 @@ docs: setup-test
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -f pocketllm/engine/backends/cpu/*.so pocketllm/engine/backends/cpu/native_build.txt

@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BACKEND = ROOT / "pocketllm" / "engine" / "backends" / "cpu"
 MINIMUM_TORCH = (2, 9)
 HAS_TORCH = f"""
 import importlib.metadata as m, re, sys
@@ -98,6 +99,21 @@ def install(python: Path, extra: str, torch_index: str) -> None:
     run([*pip, *constraints, project])
 
 
+def build_native(python: Path) -> None:
+    """Compile again what changed of the native library; every package it needs is there."""
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    say("the sources of the native CPU library changed: building it again")
+    run([*pip, f"-e{ROOT}"])
+
+
+def report_native() -> None:
+    """What came of the native library, as the build hook noted it."""
+    note = (BACKEND / "native_build.txt").read_text(encoding="utf-8").strip()
+    say(f"native CPU library: {note}")
+    if note.startswith("not built"):
+        say("the slow reference backend runs in its place; once a C++17 compiler is there, run the same command again")
+
+
 def run(command: list[str | Path]) -> None:
     process, started_s = subprocess.Popen(command, cwd=ROOT), time.monotonic()
     while True:
@@ -110,13 +126,33 @@ def run(command: list[str | Path]) -> None:
         stop("pip failed; what it printed is above. Run the same command again to go on from there")
 
 
-def stamp_of(venv: Path, extra: str) -> Path:
-    return venv / f"setup-{extra or 'run'}.done"
+class Stamp:
+    """A file that says what was set up last, so that nothing is done twice."""
+
+    def __init__(self, path: Path, *parts: bytes) -> None:
+        self.path = path
+        self.wanted = hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    def holds(self) -> bool:
+        return self.path.is_file() and self.path.read_text() == self.wanted
+
+    def write(self) -> None:
+        self.path.write_text(self.wanted)
 
 
-def fingerprint(extra: str) -> str:
+def packages_stamp(venv: Path, extra: str) -> Stamp:
     parts = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    return hashlib.sha256(b"".join(parts) + extra.encode()).hexdigest()
+    return Stamp(venv / f"setup-{extra or 'run'}.done", *parts, extra.encode())
+
+
+def native_stamp(venv: Path) -> Stamp:
+    """Sources and how they are built; where there is no library also the compiler, which may come later."""
+    sources = [path for path in sorted((BACKEND / "native").rglob("*")) if path.is_file()]
+    parts = [path.read_bytes() for path in (ROOT / "hatch_build.py", *sources)]
+    if not (BACKEND / "libpocketllm_cpu.so").exists():
+        compilers = [shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++")]
+        parts += [repr((compilers, os.environ.get("POCKETLLM_NATIVE"))).encode()]
+    return Stamp(venv / "setup-native.done", *parts)
 
 
 def main() -> None:
@@ -128,13 +164,17 @@ def main() -> None:
         stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; name another with PYTHON=python3.12")
     venv = arguments.venv.resolve()
     # an environment made with an extra has everything that one without it has
-    for extra in {arguments.extra, "test"}:
-        stamp = stamp_of(venv, extra)
-        if stamp.is_file() and stamp.read_text() == fingerprint(extra):
-            return
-    make_venv(venv)
-    install(venv / "bin" / "python", arguments.extra, os.environ.get("TORCH_INDEX", ""))
-    stamp_of(venv, arguments.extra).write_text(fingerprint(arguments.extra))
+    has_packages = any(packages_stamp(venv, extra).holds() for extra in {arguments.extra, "test"})
+    if has_packages and native_stamp(venv).holds():
+        return
+    if has_packages:
+        build_native(venv / "bin" / "python")
+    else:
+        make_venv(venv)
+        install(venv / "bin" / "python", arguments.extra, os.environ.get("TORCH_INDEX", ""))
+        packages_stamp(venv, arguments.extra).write()
+    report_native()
+    native_stamp(venv).write()
     say("ready")
 
 
