@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, TokenEvent
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
 from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unavailable
 from pocketllm.engine.serving.logprobs import (
@@ -23,6 +23,8 @@ from pocketllm.engine.serving.logprobs import (
 from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
 
 DONE = b"data: [DONE]\n\n"
+MARK = "\0the text of a token\0"
+"""Stands for a text in a chunk that is taken apart around it; names and ids before it hold no NUL."""
 
 
 @dataclass
@@ -143,16 +145,32 @@ def whole_choice(generation: Generation, reply: Reply, index: int, whole: Piece,
 
 
 class Chunks:
-    """The chunks of a streamed answer, in order; every choice opens once and finishes once."""
+    """The server-sent events of a streamed answer, in order; every choice opens once and finishes once."""
 
     def __init__(self, generation: Generation, reply: Reply) -> None:
         self._generation = generation
         self._reply = reply
         self._opened: set[int] = set()
         self._usage = Usage()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def of(self, index: int, event: Event) -> list[dict[str, Any]]:
+    def of(self, index: int, event: Event) -> list[bytes]:
         """What one event becomes: nothing while text is held back and nothing else was asked for."""
+        if index in self._frames and isinstance(event, TokenEvent):
+            before, after = self._frames[index]
+            return [before + json.dumps(event.text).encode("ascii") + after] if event.text else []
+        chunks = [as_event(chunk) for chunk in self._documents(index, event)]
+        if index in self._opened and not self._reply.with_ids and self._reply.body.num_logprobs is None:
+            self._frames[index] = self._frame(index)
+        return chunks
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in every chunk that carries text alone: most of all chunks."""
+        chunk = as_event(self._chunk(index, {"content": MARK}, Piece(MARK)))
+        before, _, after = chunk.partition(json.dumps(MARK).encode("ascii"))
+        return before, after
+
+    def _documents(self, index: int, event: Event) -> list[dict[str, Any]]:
         reply = self._reply
         chunks = []
         if reply.is_chat and index not in self._opened:
@@ -166,11 +184,11 @@ class Chunks:
             chunks.append(self._chunk(index, {}, Piece(), reason))
         return chunks
 
-    def last(self) -> list[dict[str, Any]]:
+    def last(self) -> list[bytes]:
         """The usage chunk, when it was asked for."""
         if not self._reply.body.includes_usage:
             return []
-        return [self._reply.document([], self._usage, chunk=True)]
+        return [as_event(self._reply.document([], self._usage, chunk=True))]
 
     def _chunk(self, index: int, delta: dict[str, str], piece: Piece, reason: str | None = None) -> dict[str, Any]:
         reply = self._reply
@@ -200,11 +218,11 @@ async def event_bytes(
     try:
         async for index, event in generation.events():
             for chunk in chunks.of(index, event):
-                yield as_event(chunk)
+                yield chunk
         if generation.is_abandoned:
             return
         for chunk in chunks.last():
-            yield as_event(chunk)
+            yield chunk
     except RefusedError as refused:
         yield as_event(refused.failure.body())
     except Exception as error:
