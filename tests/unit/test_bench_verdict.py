@@ -15,9 +15,9 @@ def fit(percent: float, se_percent: float, df: int = 9) -> Fit:
     return Fit(np.array(estimate), np.array(se), df, df + 3, np.array(se), None, None, df, df + 3)
 
 
-def evidence(percent: float, se_percent: float, **changes: object) -> Evidence:
+def evidence(percent: float, se_percent: float, df: int = 9, **changes: object) -> Evidence:
     """One candidate, margin 1 %, a quiet null arm, estimators that agree."""
-    contrast = fit(percent, se_percent)
+    contrast = fit(percent, se_percent, df)
     low, high = (float(end) for end in contrast.interval())
     base = Evidence(
         fit=contrast,
@@ -77,6 +77,13 @@ def test_estimators_that_disagree_are_not_distinguishable(robust: tuple[float, f
 
     assert verdict.word is Word.NOT_DISTINGUISHABLE
     assert "disagree" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("middle", "word"), [(0.03, Word.SLOWER), (-0.001, Word.NOT_DISTINGUISHABLE)], ids=["same sign", "other sign"]
+)
+def test_few_starts_are_cross_checked_by_sign(middle: float, word: Word) -> None:
+    assert judge(evidence(3.0, 0.3, df=4, robust=(middle, -math.inf, math.inf))).word is word
 
 
 @given(percent=st.floats(-50, 100), se=st.floats(0.01, 20))

@@ -52,7 +52,7 @@ class Measured:
     warm: bool = False
     """Whether cached prompt tokens are what is measured, so that V04 has nothing to say."""
     throttle_mask: int | None = None
-    """Throttle reasons seen since the last reading, NVML's bits and `provenance.readings.CPU_THERMAL`; V08 compares the arms."""
+    """Throttle reasons since the last reading, NVML's bits and `readings.CPU_THERMAL`; V08 compares the arms."""
     loop_lag_ms: float | None = None
     """How late the client's own loop was while this request ran, at its worst; V09 bounds its 99th percentile."""
     compiles: int | None = None

@@ -104,12 +104,19 @@ def is_beyond(evidence: Evidence, edge: float) -> bool:
 
 
 def estimators_agree(evidence: Evidence, low: float, high: float) -> bool:
-    """Whether t and signed-rank intervals both exclude 0 on the same side, or both hold it."""
+    """Whether t and signed-rank intervals both exclude 0 on the same side, or both hold it.
+
+    Below 7 observations (starts) there is no signed-rank interval: then the Hodges–Lehmann estimate must have the sign
+    of an interval that excludes 0.
+    """
 
     def side(bottom: float, top: float) -> int:
         return 1 if bottom > 0 else -1 if top < 0 else 0
 
-    return side(low, high) == side(evidence.robust[1], evidence.robust[2])
+    middle, bottom, top = evidence.robust
+    if math.isinf(bottom):
+        return side(low, high) * middle >= 0
+    return side(low, high) == side(bottom, top)
 
 
 def exit_code(
