@@ -83,6 +83,8 @@ def build(root: Path, folder: Path) -> float | None:
     at = root / "build" / "native"
     configure = ["cmake", "-S", str(folder / "native"), "-B", str(at), "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-G", "Ninja"] if shutil.which("ninja") else []
+    # said outright, or CMake would keep the compiler of an earlier build
+    configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
     at.mkdir(parents=True, exist_ok=True)
     started_s, before = time.monotonic(), stamp(at / LIBRARY)
     try:
