@@ -51,7 +51,7 @@ class GGUFContents:
     @classmethod
     def read(cls, path: Path) -> "GGUFContents":
         reader = gguf.GGUFReader(path)
-        keys = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
+        keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
         tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
         return cls(keys, tensors)
 

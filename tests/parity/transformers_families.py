@@ -1,0 +1,196 @@
+"""The outside oracle for every plain family but llama: transformers over the weights of a GGUF, in float32, eager.
+
+`python -m tests.parity.transformers_families` writes the logits that the ordinary tests compare with. Needs the oracle
+extra.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.parity.tiny_families import TinyFamily, write_family
+from tests.parity.transformers_oracle import GGUFContents, logits
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24}
+SPECS: Mapping[str, TinyFamily] = {
+    "qwen2_yarn_untied": TinyFamily("qwen2", 21, {**YARN, "attention.head_count_kv": 1}, tied=False),
+    "qwen3_wide_heads": TinyFamily("qwen3", 22, {"attention.key_length": 24, "attention.value_length": 24}),
+    "gemma2_27b": TinyFamily(
+        "gemma2",
+        23,
+        {
+            "block_count": 46,
+            "embedding_length": 32,
+            "feed_forward_length": 24,
+            "attention.sliding_window": 9,
+            "attention.key_length": 12,
+            "attention.value_length": 12,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3_4b": TinyFamily(
+        "gemma3",
+        24,
+        {**LINEAR, "block_count": 7, "attention.sliding_window": 11, "rope.freq_base": 1e6, "rope.freq_base_swa": 5e3},
+    ),
+    "gemma3_27b": TinyFamily(
+        "gemma3",
+        25,
+        {
+            "block_count": 62,
+            "embedding_length": 32,
+            "feed_forward_length": 24,
+            "attention.sliding_window": 5,
+            "attention.key_length": 12,
+            "attention.value_length": 12,
+            "rope.freq_base": 1e6,
+        },
+    ),
+    "gemma3_pattern": TinyFamily(
+        "gemma3",
+        26,
+        {
+            "block_count": 4,
+            "attention.sliding_window": 6,
+            "rope.freq_base": 1e6,
+            "attention.sliding_window_pattern": [False, True, False, True],
+        },
+        tied=False,
+    ),
+    "olmo2_one_key_head": TinyFamily("olmo2", 27, {"attention.head_count_kv": 1, "rope.freq_base": 5e5}),
+}
+"""Checkpoints whose logits are committed as oracles/<name>.npz."""
+
+CLASSES = {
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+SIZE_OF_27B = {"gemma2": 46, "gemma3": 62}
+
+
+def load_model(path: Path) -> Any:
+    """A model of transformers with a GGUF's weights."""
+    import torch
+    import transformers
+
+    contents = GGUFContents.read(path)
+    architecture = contents.keys["general.architecture"]
+    config_class, model_class = (getattr(transformers, name) for name in CLASSES[architecture])
+    config = config_class(**arguments(architecture, contents))
+    with torch.device("meta"):
+        model = model_class(config)
+    state = {}
+    for name, values in contents.tensors.items():
+        stored_plus_one = architecture.startswith("gemma") and "norm" in name
+        state[hf_name(architecture, name)] = torch.from_numpy(np.array(values - 1 if stored_plus_one else values))
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    model.load_state_dict(state, strict=False, assign=True)
+    assert {name for name, _ in model.named_parameters()} <= set(state)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are computed, not loaded
+    if hasattr(model.model.embed_tokens, "embed_scale"):
+        model.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)
+    return model.eval()
+
+
+def arguments(architecture: str, contents: GGUFContents) -> dict[str, Any]:
+    """A GGUF header as the arguments of transformers' configuration."""
+
+    def key(name: str, default: Any = None) -> Any:
+        return contents.keys.get(f"{architecture}.{name}", default)
+
+    heads, hidden, layers = key("attention.head_count"), key("embedding_length"), key("block_count")
+    head_dim = key("attention.key_length", hidden // heads)
+    found = {
+        "vocab_size": len(contents.tensors["token_embd.weight"]),
+        "hidden_size": hidden,
+        "intermediate_size": key("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key("attention.head_count_kv"),
+        "head_dim": head_dim,
+        "max_position_embeddings": key("context_length"),
+        "rms_norm_eps": key("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(key),
+        "tie_word_embeddings": "output.weight" not in contents.tensors,
+        "attn_implementation": "eager",
+    }
+    if not architecture.startswith("gemma"):
+        return found
+    period = 2 if architecture == "gemma2" else 6
+    pattern = key("attention.sliding_window_pattern", [bool((layer + 1) % period) for layer in range(layers)])
+    found |= {
+        "query_pre_attn_scalar": hidden // heads if layers == SIZE_OF_27B[architecture] else head_dim,
+        "sliding_window": key("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if local else "full_attention" for local in pattern],
+        "attn_logit_softcapping": key("attn_logit_softcapping"),
+        "final_logit_softcapping": key("final_logit_softcapping"),
+    }
+    if architecture == "gemma3":
+        local = {"rope_type": "default", "rope_theta": key("rope.freq_base_swa", 10000.0)}
+        found["rope_parameters"] = {"full_attention": found["rope_parameters"], "sliding_attention": local}
+    return found
+
+
+def rope_parameters(key: Any) -> dict[str, Any]:
+    """GGUF's rope keys as transformers says them."""
+    found = {"rope_type": key("rope.scaling.type", "default"), "rope_theta": float(key("rope.freq_base", 10000.0))}
+    if found["rope_type"] != "default":
+        found["factor"] = key("rope.scaling.factor")
+    if found["rope_type"] == "yarn":
+        found["original_max_position_embeddings"] = key("rope.scaling.original_context_length")
+    return found
+
+
+def hf_name(architecture: str, name: str) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`."""
+    *block, part, kind = name.split(".")
+    if not block:
+        return f"{NAMES[part]}.{kind}"
+    if part == "ffn_norm":  # where it stands says what transformers calls it
+        own = "pre_feedforward_layernorm" if architecture.startswith("gemma") else "post_attention_layernorm"
+    else:
+        own = NAMES[part]
+    return f"model.layers.{block[1]}.{own}.{kind}"
+
+
+def oracle_ids(name: str) -> npt.NDArray[np.int64]:
+    """The 24 tokens that a committed oracle was asked about."""
+    return np.random.RandomState(SPECS[name].seed + 1000).randint(0, 512, 24)
+
+
+def write_oracles(folder: Path) -> None:
+    """Make each checkpoint, ask transformers, keep ids and logits."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as work:
+        for name, spec in SPECS.items():
+            path = write_family(Path(work) / f"{name}.gguf", spec)
+            ids = oracle_ids(name)
+            np.savez_compressed(folder / f"{name}.npz", input_ids=ids, logits=logits(load_model(path), ids))
+            print(f"{name}.npz")
+
+
+if __name__ == "__main__":
+    write_oracles(ORACLES)
