@@ -209,15 +209,19 @@ METRICS: Mapping[str, Metric] = {
     "prefill": Metric("reading the prompt", "s/token", "tok/s", inverse, ("prefills", "prefill")),
     "decode": Metric("generating, from the third token on", "s/token", "tok/s", inverse, ("decodes", "decode")),
     "first_decode": Metric("the second token", "s", "ms", milli, ("makes its second token", "the second token")),
-    "ttft": Metric("send → first content", "s", "ms", milli, ("answers first", "TTFT")),
-    "ttft_any": Metric("send → first chunk of any kind", "s", "ms", milli, ("answers first", "TTFT")),
+    "ttft": Metric("send → first content", "s", "ms", milli, ("gives its first token", "TTFT")),
+    "ttft_any": Metric("send → first chunk of any kind", "s", "ms", milli, ("gives its first token", "TTFT")),
     "e2el": Metric("send → last chunk", "s", "ms", milli, ("completes requests", "E2EL")),
     "tpot": Metric("(E2EL − TTFT) / (n_out − 1)", "s/token", "ms", milli, ("generates", "TPOT")),
     "itl": Metric("median gap between chunks", "s", "ms", milli, ("streams", "ITL")),
-    "throughput": Metric("output tokens over the window", "s/token", "tok/s", inverse, ("puts out", "throughput")),
-    "request_throughput": Metric("requests over the window", "s/request", "req/s", inverse, ("serves", "throughput")),
+    "throughput": Metric(
+        "output tokens over the window", "s/token", "tok/s", inverse, ("puts out tokens", "throughput")
+    ),
+    "request_throughput": Metric(
+        "requests over the window", "s/request", "req/s", inverse, ("completes requests", "throughput")
+    ),
     "goodput": Metric("requests within every SLO", "s/request", "req/s", inverse, ("serves in time", "goodput")),
-    "op": Metric("one call of a kernel", "s", "µs", lambda cost: cost * 1e6, ("computes", "the kernel")),
+    "op": Metric("one call of a kernel", "s", "µs", lambda cost: cost * 1e6, ("computes", "the operation")),
     "step": Metric("one step beside the model", "s", "µs", lambda cost: cost * 1e6, ("schedules", "a step")),
     "start": Metric("process start → first token", "s", "s", lambda cost: cost, ("starts", "start")),
 }

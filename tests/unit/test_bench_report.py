@@ -27,9 +27,18 @@ def test_a_report_fits_80_columns_with_the_null_arm_on_top(document: Mapping[str
 
     assert max(map(len, lines)) <= 80
     table = next(index for index, line in enumerate(lines) if line.startswith("arm "))
-    assert lines[table + 1].startswith("null ")
-    assert lines[table + 2].startswith("b ")
-    assert lines[table + 2].endswith("SLOWER")
+    assert lines[table + 2].startswith("decode, s/token against base ")
+    assert lines[table + 3].startswith("null ")
+    assert lines[table + 4].startswith("b ")
+    assert lines[table + 4].endswith("SLOWER")
+
+
+def test_a_wider_terminal_gives_its_columns_to_the_bars(document: Mapping[str, Any]) -> None:
+    widest = {width: max(map(len, render(document, width=width).splitlines())) for width in (40, 80, 120, 400)}
+
+    assert widest[40] <= 80
+    assert 80 < widest[120] <= 120
+    assert 120 < widest[400] <= 132
 
 
 def test_a_percent_sign_is_never_left_alone_at_the_start_of_a_line() -> None:
@@ -110,6 +119,7 @@ def test_a_bar_stays_inside_its_cells(ratio: float) -> None:
     drawn = report.bar(result, report.axis_reach([result]))
 
     assert len(drawn) == report.BAR
+    assert drawn[report.BAR // 2] in "│┼●"
     assert drawn.count("●") == 1
 
 

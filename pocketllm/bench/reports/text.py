@@ -1,4 +1,7 @@
-"""From a run document to text in 80 columns; reads records, measures nothing."""
+"""From a record to text in 80 columns, or as many as the terminal has; reads records, measures nothing.
+
+A forest table: the null arm on top, a bar for each interval, the margin as a band (░), the noise floor as ticks (╎).
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +9,31 @@ from typing import Any
 
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Role
+from pocketllm.bench.latency import is_token_by_token, metric_of
+from pocketllm.bench.reports.series import QUANTILES, Series
+from pocketllm.bench.reports.words import (
+    baseline_name,
+    figure,
+    headline,
+    hides_ratio,
+    judged_metrics,
+    metric_words,
+    notes,
+    percent,
+    results_of,
+    sentences,
+    short,
+    shown,
+)
 
 WIDTH = 80
+MAX_WIDTH = 132
 NAME = 12
 BAR = 17
+"""Cells of a bar in WIDTH columns; a wider terminal gives its columns to the bar."""
+VERDICT = 19
 
+Document = Mapping[str, Any]
 Paint = Callable[[str, str], str]
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 WORD_STYLES = {
@@ -21,7 +44,6 @@ WORD_STYLES = {
     Word.SMALL: "yellow",
     Word.NOT_DISTINGUISHABLE: "yellow",
 }
-DOES = {"prefill": ("prefills", "prefill"), "decode": ("decodes", "decode")}
 
 
 def plain(text: str, style: str) -> str:
@@ -34,71 +56,69 @@ def colored(text: str, style: str) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m"
 
 
-def render(document: Mapping[str, Any], paint: Paint = plain) -> str:
-    """The whole report of a bench record."""
-    parts = [header(document), *(metric_table(document, metric, paint) for metric in judged_metrics(document))]
-    parts += [rates(document, paint)]
-    parts += ["\n".join(wrap(line) for line in sentences(document))]
-    parts += ["\n".join(wrap(line, "  ") for line in notes(document))]
+def render(document: Document, paint: Paint = plain, rows: Sequence[Document] = (), width: int = WIDTH) -> str:
+    """The whole report of a bench record; with its rows, latencies and operations too."""
+    width = max(WIDTH, min(width, MAX_WIDTH))
+    series = Series(document, rows)
+    parts = [header(document), forest(document, paint, width), rates(series, paint)]
+    parts += [latencies(series, paint), operations(series, paint)]
+    parts += ["\n".join(wrap(line, width) for line in sentences(document))]
+    parts += ["\n".join(wrap(f"note: {line}", width, "  ") for line in notes(document))]
     return "\n\n".join(part for part in parts if part)
 
 
-def header(document: Mapping[str, Any]) -> str:
+def header(document: Document) -> str:
     """What was run."""
-    work, arms = document["workload"], document["arms"]
-    first = (
-        f"{document['scenario']}: {work['n_prompt']} tokens in, {work['n_out']} out, one request at a time · "
-        f"{document.get('model', {}).get('name', 'unknown model')}"
-    )
-    second = (
-        f"{document['isolation']} · {document.get('valid_blocks', 0)} of {len(document['schedule'])} blocks × "
-        f"{len(arms)} arms, measured requests a slot: {work['requests_per_slot']} · seed {document['seed']}"
-    )
-    return f"{first}\n{second}"
+    work, arms = document.get("workload") or {}, document.get("arms") or []
+    blocks = f"{document.get('valid_blocks', 0)} of {len(document.get('schedule') or ())} blocks × {len(arms)} arms"
+    parts = [f"{document.get('isolation', document.get('kind'))} · {blocks}"]
+    if work.get("requests_per_slot") is not None:
+        parts[0] += f", measured requests a slot: {work['requests_per_slot']}"
+    if "seed" in document:
+        parts.append(f"seed {document['seed']}")
+    return wrap(headline(document)) + "\n" + " · ".join(parts)
 
 
-def judged_metrics(document: Mapping[str, Any]) -> list[str]:
-    """Metrics with contrasts, primary ones first."""
-    found = dict.fromkeys(r["metric"] for r in sorted(document["results"], key=lambda r: not r["primary"]))
-    return list(found)
+# -- the forest --------------------------------------------------------------------------------------------------------
+def forest(document: Document, paint: Paint, width: int) -> str:
+    """Every metric's ratios under one head, each with an axis of its own."""
+    metrics = judged_metrics(document)
+    if not metrics:
+        return ""
+    cells = BAR + width - WIDTH
+    head = f"{'arm':<{NAME}} {'time':>7} {'95 % interval':^13} {'speed':>7} {'':{cells}} verdict"
+    return "\n\n".join([paint(head, "dim")] + [metric_rows(document, metric, paint, cells) for metric in metrics])
 
 
-def metric_table(document: Mapping[str, Any], metric: str, paint: Paint) -> str:
-    """Ratio table of one metric: the null arm on top, a bar for each interval."""
-    results = [result for result in document["results"] if result["metric"] == metric]
-    results.sort(key=lambda result: result["role"] != Role.NULL.value)
-    hidden = [hides_ratio(document, result) for result in results]
-    shown = [result for result, hide in zip(results, hidden, strict=True) if not hide]
-    reach = axis_reach(shown)
-    baseline = document["arms"][0]["name"]
-    title = f"{metric.replace('_', ' ')}, time per token against {baseline}"
+def metric_rows(document: Document, metric: str, paint: Paint, cells: int) -> str:
+    """Ratios of one metric: title and ruler, the null arm, the candidates."""
+    results = results_of(document, metric)
+    reach = axis_reach([result for result in results if not hides_ratio(document, result)])
+    title = f"{metric_words(metric)}, {metric_of(metric).unit} against {baseline_name(document)}"
     if not results[0]["primary"]:
-        title += " (also measured, not judged)"
+        title = f"{metric_words(metric)} (not judged)"
     left, right = f"{math.exp(-reach):.3g}", f"{math.exp(reach):.3g}"
-    ruler = left + "1".center(BAR - len(left) - len(right)) + right
-    columns = f"{'arm':<{NAME}} {'time':>7} {'95 % interval':^13} {'speed':>7} {ruler} verdict"
-    lines = [paint(title, "bold"), paint(columns, "dim")]
-    for result, hide in zip(results, hidden, strict=True):
-        lines.append(table_row(document, result, reach, hide, paint))
+    before = cells // 2 - len(left)
+    ruler = f"{left}{'1':>{before + 1}}{right:>{cells - cells // 2 - 1}}"
+    lead = NAME + 7 + 13 + 7 + 4
+    lines = [paint(f"{clip(title, lead - 1):<{lead}}", "bold") + paint(ruler, "dim")]
+    lines += [table_row(document, result, reach, paint, cells) for result in results]
     return "\n".join(lines)
 
 
-def hides_ratio(document: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
-    """An invalid run shows no ratio but the null arm's, which says why."""
-    return not document["valid"] and result["role"] != Role.NULL.value
-
-
-def table_row(document: Mapping[str, Any], result: Mapping[str, Any], reach: float, hide: bool, paint: Paint) -> str:
+def table_row(document: Document, result: Document, reach: float, paint: Paint, cells: int) -> str:
     """One arm: ratio, interval, speed, bar, word."""
     name = clip(result["arm"], NAME)
-    if hide:
-        return f"{name:<{NAME}} {'–':>7} {'–':^13} {'–':>7} {'':{BAR}} {word_of(result, paint)}".rstrip()
+    if hides_ratio(document, result):
+        return f"{name:<{NAME}} {'–':>7} {'–':^13} {'–':>7} {'':{cells}} {word_of(result, paint)}".rstrip()
     interval = f"{short(result['low'])}–{short(result['high'])}"
     numbers = f"{short(result['ratio']) + '×':>7} {interval:^13} {short(1 / result['ratio']) + '×':>7}"
-    return f"{name:<{NAME}} {numbers} {bar(result, reach)} {word_of(result, paint)}".rstrip()
+    style = WORD_STYLES[Word(result["verdict"])] if result["verdict"] else "dim"
+    drawn = paint_bar(bar(result, reach, cells), paint, style)
+    return f"{name:<{NAME}} {numbers} {drawn} {word_of(result, paint)}".rstrip()
 
 
-def word_of(result: Mapping[str, Any], paint: Paint) -> str:
+def word_of(result: Document, paint: Paint) -> str:
     """The verdict, or what stands in its place."""
     if result["verdict"] is not None:
         return paint(result["verdict"], WORD_STYLES[Word(result["verdict"])])
@@ -107,125 +127,136 @@ def word_of(result: Mapping[str, Any], paint: Paint) -> str:
     return ""
 
 
-def axis_reach(results: Sequence[Mapping[str, Any]]) -> float:
-    """Half the axis, as a log ratio: it holds every interval and twice the margin."""
+def axis_reach(results: Sequence[Document]) -> float:
+    """Half the axis, as a log ratio: it holds every interval, the floor and twice the margin."""
     ends = [abs(math.log(result[end])) for result in results for end in ("low", "high")]
     margins = [2 * math.log1p(result["margin"]) for result in results]
-    return max([*ends, *margins, 0.01])
+    floors = [1.2 * math.log1p(result["floor"]) for result in results if result.get("floor") is not None]
+    return max([*ends, *margins, *floors, 0.01])
 
 
-def bar(result: Mapping[str, Any], reach: float) -> str:
-    """The interval on an axis of BAR cells, with the estimate as a dot and no difference as a line."""
+def bar(result: Document, reach: float, cells: int = BAR) -> str:
+    """The interval on an axis of so many cells: estimate ●, interval ─, no difference │, margin ░, noise floor ╎."""
 
-    def cell(ratio: float) -> int:
-        return round((math.log(ratio) / reach + 1) / 2 * (BAR - 1))
+    def cell(log_ratio: float) -> int:
+        return round((log_ratio / reach + 1) / 2 * (cells - 1))
 
-    cells = [" "] * BAR
-    cells[BAR // 2] = "│"
-    for index in range(cell(result["low"]), cell(result["high"]) + 1):
-        cells[index] = "┼" if index == BAR // 2 else "─"
-    cells[cell(result["ratio"])] = "●"
-    return "".join(cells)
+    middle, margin = cells // 2, math.log1p(result["margin"])
+    drawn = [" "] * cells
+    for index in range(cell(-margin), cell(margin) + 1):
+        drawn[index] = "░"
+    if result.get("floor") is not None:
+        for end in (-1, 1):
+            drawn[cell(end * math.log1p(result["floor"]))] = "╎"
+    drawn[middle] = "│"
+    for index in range(cell(math.log(result["low"])), cell(math.log(result["high"])) + 1):
+        drawn[index] = "┼" if index == middle else "─"
+    drawn[cell(math.log(result["ratio"]))] = "●"
+    return "".join(drawn)
 
 
-def rates(document: Mapping[str, Any], paint: Paint) -> str:
-    """Absolute medians, prefill and decode apart."""
-    medians = document["medians"]
-    if not medians:
+def paint_bar(drawn: str, paint: Paint, style: str) -> str:
+    """Interval and estimate in the verdict's color, what lies behind them dim."""
+    first = next(index for index, mark in enumerate(drawn) if mark in "●─┼")
+    last = max(index for index, mark in enumerate(drawn) if mark in "●─┼") + 1
+    before, interval, after = drawn[:first], drawn[first:last], drawn[last:]
+    return "".join(
+        paint(part, kind) if part else "" for part, kind in ((before, "dim"), (interval, style), (after, "dim"))
+    )
+
+
+# -- absolute numbers --------------------------------------------------------------------------------------------------
+def rates(series: Series, paint: Paint) -> str:
+    """Absolute medians, each metric in the unit that people use."""
+    found = series.medians()
+    if not found or series.is_operations:
         return ""
-    names = [arm["name"] for arm in document["arms"]]
+    label = max(22, *(len(rate_title(metric)) for metric in found))
     lines = []
-    per_line = max(1, (WIDTH - 22) // (NAME + 1))
-    for start in range(0, len(names), per_line):
-        part = names[start : start + per_line]
-        head = "".join(f" {clip(name, NAME):>{NAME}}" for name in part)
-        lines.append(paint(f"{'median over blocks':<22}{head}", "dim"))
-        for metric, values in medians.items():
-            unit = "ms" if metric == "first_decode" else "tok/s"
-            cells = "".join(f" {rate(metric, values.get(name)):>{NAME}}" for name in part)
-            lines.append(f"{metric.replace('_', ' ') + ', ' + unit:<22}{cells}")
+    for part in in_columns(series.arms, (WIDTH - label) // (NAME + 1)):
+        lines.append(paint(f"{'median over blocks':<{label}}{arm_head(part)}", "dim"))
+        for metric, values in found.items():
+            cells = "".join(f" {shown(metric, values.get(name)):>{NAME}}" for name in part)
+            lines.append(f"{rate_title(metric):<{label}}{cells}")
+        lines += achieved(series, part, label)
     return "\n".join(lines)
 
 
-def rate(metric: str, seconds: float | None) -> str:
-    """Seconds per token as people read them."""
-    if seconds is None:
-        return "n/a"
-    return f"{seconds * 1e3:.2f}" if metric == "first_decode" else f"{1 / seconds:.1f}"
+def rate_title(metric: str) -> str:
+    """`decode at 16k, tok/s`"""
+    return f"{metric_words(metric)}, {metric_of(metric).shown}"
 
 
-def sentences(document: Mapping[str, Any]) -> list[str]:
-    """One sentence for each judged contrast, or why there is none."""
-    if document.get("ended_by"):
-        return [f"Interrupted: {document.get('valid_blocks', 0)} whole blocks are kept, and no verdict is given."]
-    if not document["valid"]:
-        broken = [f"{c['code']} {c['detail']}" for c in document["checks"] if c["severity"] == "run"]
-        return [f"INVALID, nothing is concluded: {reason}." for reason in broken]
-    judged = [result for result in document["results"] if result["verdict"] is not None]
-    if not judged and any(r["role"] == Role.CANDIDATE.value for r in document["results"]):
-        return ["No null arm ran (--no-null): intervals only, no verdict."]
-    if not judged:
-        return ["Only the baseline and its null arm ran: this is a check of the instrument."]
-    return [sentence(document, result) for result in judged]
+def achieved(series: Series, arms: Sequence[str], label: int) -> list[str]:
+    """Mean requests in flight, where more than one was asked for at some point."""
+    values = {point: [series.achieved(point, arm) for arm in arms] for point in series.points}
+    if series.document.get("scenario") != "concurrency":
+        return []
+    return [
+        f"{f'in flight at {point}':<{label}}" + "".join(f" {'n/a' if v is None else figure(v):>{NAME}}" for v in found)
+        for point, found in values.items()
+    ]
 
 
-def sentence(document: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """A verdict in words, with the null arm beside it."""
-    arm, base = result["arm"], document["arms"][0]["name"]
-    does, do = DOES.get(result["metric"], (f"does {result['metric']}", result["metric"]))
-    numbers = (
-        f"{short(result['ratio'])}× time, 95 % CI {short(result['low'])}–{short(result['high'])} "
-        f"({short(1 / result['ratio'])}× speed, {short(1 / result['high'])}–{short(1 / result['low'])}), "
-        f"{result['n']} blocks; {null_words(document, result)}"
-    )
-    margin = percent(result["margin"])
-    match Word(result["verdict"]):
-        case Word.FASTER:
-            return f"{arm} {does} faster than {base}: {numbers}."
-        case Word.SLOWER:
-            return f"{arm} {does} slower than {base}: {numbers}."
-        case Word.SAME:
-            return f"{arm} {does} as fast as {base} within ±{margin}: {numbers}."
-        case Word.SMALL:
-            return f"{arm} and {base} differ in {do} by less than this rig can defend: {numbers}."
-        case Word.NOT_DISTINGUISHABLE:
-            return f"{arm} and {base} could not be told apart in {do}: {numbers}. {power_words(result)}"
-        case Word.INVALID:
-            return f"INVALID, nothing is concluded: {result['reason']}."
+def latencies(series: Series, paint: Paint) -> str:
+    """Quantiles of the latency words inside the slots, each with the requests it needs."""
+    if not series.slots or series.is_operations:
+        return ""
+    lines = [
+        latency_row(series, word, point, arm)
+        for point in series.points
+        for word in series.latency_words
+        for arm in series.arms
+        if series.quantiles(word, point, arm)
+    ]
+    if not lines:
+        return ""
+    heads = "".join(f" {f'p{100 * quantile:g}':>15}" for quantile in QUANTILES)
+    return "\n".join([paint(f"{'ms':<16} {'arm':<{NAME}}{heads} {'maximum':>9}", "dim"), *lines])
 
 
-def null_words(document: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """What A against A showed, and what the null arm was."""
-    null = next(r for r in document["results"] if r["role"] == Role.NULL.value and r["metric"] == result["metric"])
-    copy = "the same process" if document["isolation"] == "toggle" else "the same endpoint"
-    return f"null {percent(null['ratio'] - 1, sign='+')} ({copy} relabelled; floor {percent(result['floor'])})"
+def latency_row(series: Series, word: str, point: str, arm: str) -> str:
+    """One arm's quantiles of one word."""
+    found = series.quantiles(word, point, arm)
+    title = f"{word_title(series, word)}{f' at {point}' if point else ''}"
+    cells = "".join(f" {one.refusal if one.value is None else figure(1e3 * one.value):>15}" for one in found)
+    return f"{title:<16} {clip(arm, NAME):<{NAME}}{cells} {figure(1e3 * max(one.maximum for one in found)):>9}"
 
 
-def power_words(result: Mapping[str, Any]) -> str:
-    """What this run could have seen, and what it would take to see the margin."""
-    seen = f"It would have found a change of {percent(result['mde'])} (80 % power)"
-    if result["mde"] <= result["margin"]:
-        return f"{seen}."
-    needed = result["blocks_to_resolve"]
-    cure = f"about {needed} blocks would, or a quieter machine" if needed else "only a quieter machine would"
-    return f"{seen}: the machine was too noisy in this run to judge a change of {percent(result['margin'])}; {cure}."
+def word_title(series: Series, word: str) -> str:
+    """ITL only where every chunk holds one token."""
+    requests = [request for some in series.slots.values() for request in some]
+    return "chunk gap" if word == "itl" and not is_token_by_token(requests) else word.upper()
 
 
-def notes(document: Mapping[str, Any]) -> list[str]:
-    """Remarks: what the isolation allows to be claimed, notes and block losses, outliers."""
-    lines = [f"note: {document['isolation']}: {document['claim']}"]
-    lines += [f"note: {text}" for text in document.get("notes", [])]
-    lines += [f"note: {check['code']} {check['detail']}" for check in document["checks"] if check["severity"] != "run"]
-    for result in document["results"]:
-        if result["primary"] and result["outlying_blocks"]:
-            flips = "the verdict would change" if result["flips_without_outliers"] else "the verdict would not change"
-            count = f"{result['outlying_blocks']} outlying block(s)"
-            ending = f"; {flips} without" if result["verdict"] is not None else ""
-            lines.append(f"note: {result['metric']}, {result['arm']}: {count}, kept{ending}")
-    return lines
+def operations(series: Series, paint: Paint) -> str:
+    """Every case: microseconds of each arm, and the baseline against the machine's ceilings."""
+    if not series.is_operations or not series.slots:
+        return ""
+    meter = series.document.get("meter") or {}
+    cases, ceilings = meter.get("cases") or {}, meter.get("ceilings") or {}
+    lines = []
+    if ceilings:
+        lines.append(
+            f"ceilings: {figure(ceilings['read_gbs'])} GB/s read, {figure(ceilings['matmul_gflops'])} GFLOP/s float32"
+        )
+    part = series.arms[:2]
+    heads = "".join(f" {clip(arm, 10) + ', µs':>14}" for arm in part)
+    lines.append(paint(f"{'case':<29}{heads} {'GB/s':>7} {'of read':>7} {'GFLOP/s':>8}", "dim"))
+    for case, costs in series.operations().items():
+        numbers = "".join(f" {'n/a' if arm not in costs else figure(1e6 * costs[arm]):>14}" for arm in part)
+        known, cost = cases.get(case), costs.get(part[0])
+        if known and cost:
+            gbs = known["bytes"] / cost / 1e9
+            share = f"{gbs / ceilings['read_gbs']:.0%}" if ceilings else ""
+            flops = figure(known["flops"] / cost / 1e9) if known["flops"] else ""
+            numbers += f" {figure(gbs):>7} {share:>7} {flops:>8}"
+        lines.append(f"{clip(case, 29):<29}{numbers}".rstrip())
+    return "\n".join(lines)
 
 
-def render_plan(plan: Mapping[str, Any]) -> str:
+# -- the plan ----------------------------------------------------------------------------------------------------------
+def render_plan(plan: Document) -> str:
     """What `--plan` prints: the schedule, the minutes, and what such a run could find."""
     names = [arm["name"] for arm in plan["arms"]]
     width = max(len(name) for name in names)
@@ -246,22 +277,16 @@ def render_plan(plan: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def percent(value: float, sign: str = "") -> str:
-    """A share as `0.7 %`; with sign="+" a positive one says so.
-
-    >>> percent(0.0072), percent(0.01), percent(0.01, sign="+")
-    ('0.7 %', '1.0 %', '+1.0 %')
-    """
-    return f"{value:{sign}.1%}".replace("%", " %")
+# -- layout ------------------------------------------------------------------------------------------------------------
+def in_columns(names: Sequence[str], per_line: int) -> list[Sequence[str]]:
+    """Names in groups that fit side by side."""
+    size = max(1, per_line)
+    return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def short(ratio: float) -> str:
-    """A ratio in about four digits.
-
-    >>> short(0.9684), short(12.345), short(123.4)
-    ('0.968', '12.35', '123')
-    """
-    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+def arm_head(names: Sequence[str]) -> str:
+    """Names over their columns."""
+    return "".join(f" {clip(name, NAME):>{NAME}}" for name in names)
 
 
 def clip(name: str, width: int) -> str:
@@ -269,11 +294,11 @@ def clip(name: str, width: int) -> str:
     return name if len(name) <= width else name[: width - 1] + "…"
 
 
-def wrap(text: str, indent: str = "") -> str:
-    """Text broken at WIDTH."""
+def wrap(text: str, width: int = WIDTH, indent: str = "") -> str:
+    """Text broken at `width`."""
     import textwrap
 
     # a number and its percent sign stay on one line
     kept = text.replace(" %", "\0%")
-    lines = textwrap.fill(kept, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\0", " ")

@@ -1,7 +1,5 @@
 """`pocketllm bench`: is B different from A, by how much, and could this run have known?"""
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +7,7 @@ import typer
 
 from pocketllm.cli import engine_options as flags
 from pocketllm.cli.bench.progress import bar_or_lines
+from pocketllm.cli.bench.terminal import columns, paint
 from pocketllm.cli.bench.values import (
     at_least_one,
     check_gates,
@@ -161,7 +160,7 @@ def finish(
     """Run, print, and end with the exit code of the verdicts."""
     from pocketllm.bench.analysis.verdict import Require, exit_code
     from pocketllm.bench.record import judged_words
-    from pocketllm.bench.reports.text import colored, plain, render
+    from pocketllm.bench.reports.text import render
     from pocketllm.bench.run import Run
     from pocketllm.bench.targets.gate import golden_gate
     from pocketllm.bench.targets.rig import open_rig
@@ -175,8 +174,7 @@ def finish(
     if as_json:
         write_json({**outcome.document, "record": outcome.path.name})
     else:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        typer.echo(render(outcome.document, colored if color else plain))
+        typer.echo(render(outcome.document, paint(), width=columns()))
     say(f"record: {display(outcome.path)}")
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
