@@ -8,15 +8,13 @@ from typing import Any
 
 from pocketllm.bench.analysis import stats
 from pocketllm.bench.analysis.contrasts import Analysis, Question, Result
+from pocketllm.bench.analysis.rules import RULES_VERSION, rules_sha256
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import CLAIMS, Arm
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import Rig
-
-RULES_VERSION = 1
-"""Version of the estimator, the verdict rules and the validity rules together."""
 
 
 def row_of(arm: Arm, slot: Slot | None, phase: str, number: int, ask: Ask, sample: Sample) -> dict[str, Any]:
@@ -82,6 +80,7 @@ def start_document(
         "seed": seed,
         "margin": dict(question.margins),
         "rules_version": RULES_VERSION,
+        "rules_sha256": rules_sha256(),
         "workload": {
             "n_prompt": scenario.n_prompt,
             "n_out": scenario.n_out,

@@ -8,6 +8,8 @@ name. Importing this module costs nothing: pyarrow comes in late.
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -20,6 +22,8 @@ from pocketllm.errors import RecordError
 SCHEMA_VERSION = "1.1"
 DOCUMENT_KEY = b"pocketllm.run"
 """Key of the run document among a Parquet file's key-value metadata."""
+DIGEST_KEY = b"pocketllm.run.sha256"
+"""Key of the run document's digest, beside it."""
 
 COMMON_COLUMNS: Mapping[str, str] = {"run_id": "string", "schema": "string", "kind": "string"}
 """Columns of every row; the writer fills them."""
@@ -176,7 +180,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
 }
 KINDS = tuple(COLUMNS)
 
-WRITER_KEYS = ("schema", "kind", "run_id", "started_utc", "finished_utc", "complete")
+WRITER_KEYS = ("schema", "kind", "run_id", "started_utc", "finished_utc", "complete", "rows_sha256")
 """Document keys that the writer fills and nobody else may give."""
 START_KEYS: Mapping[str, Sequence[str]] = {
     "bench": ("device_class", "scenario", "arms", "schedule", "seed"),
@@ -307,3 +311,17 @@ def plain(value: Any, where: str = "document") -> Any:
     if isinstance(value, (list, tuple)) or is_array(value):
         return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     raise RecordError(f"{where} is a {type(value).__name__}, which a run document cannot hold")
+
+
+def rows_sha256(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Digest of rows as they were checked: a value that is None counts as absent, so a later column changes nothing."""
+    digest = hashlib.sha256()
+    for row in rows:
+        told = {name: value for name, value in row.items() if value is not None}
+        digest.update(json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8") + b"\n")
+    return digest.hexdigest()
+
+
+def document_sha256(text: bytes) -> bytes:
+    """Digest of a run document's JSON text, in hex letters."""
+    return hashlib.sha256(text).hexdigest().encode()

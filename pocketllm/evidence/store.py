@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -147,12 +147,13 @@ class RecordWriter:
         if self.path is not None:
             return self.path
         document = {**self.document, **scrub(schema.plain(dict(extra_document or {})))}
-        document.update({key: self.document[key] for key in schema.WRITER_KEYS})
+        document.update({key: self.document[key] for key in schema.WRITER_KEYS if key in self.document})
         missing = schema.missing_keys(self.kind, document, schema.END_KEYS)
         document["complete"] = complete and not missing
         document["finished_utc"] = utc_now()
         self._journal.close()
         _, rows = read_journal(self._journal.path)
+        document["rows_sha256"] = schema.rows_sha256(rows)
         path = self.directory / f"{self.run_id}.parquet"
         write_parquet(path, self.kind, document, rows)
         self._journal.path.unlink(missing_ok=True)
@@ -176,8 +177,9 @@ def write_parquet(path: Path, kind: str, document: Mapping[str, Any], rows: Sequ
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    declared = schema.arrow_schema(kind).with_metadata({schema.DOCUMENT_KEY: text.encode("utf-8", "replace")})
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    metadata = {schema.DOCUMENT_KEY: text, schema.DIGEST_KEY: schema.document_sha256(text)}
+    declared = schema.arrow_schema(kind).with_metadata(metadata)
     partial = path.with_suffix(".partial")
     try:
         pq.write_table(pa.Table.from_pylist(list(rows), schema=declared), partial, compression="zstd")
@@ -196,6 +198,8 @@ class Record:
 
     path: Path
     document: dict[str, Any]
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
+    """Key-value metadata of the Parquet file."""
 
     @property
     def run_id(self) -> str:
@@ -295,7 +299,7 @@ def load_record(path: Path) -> Record:
         raise RecordError(
             f"{path.name} has schema {version}: this pocketllm reads {schema.SCHEMA_VERSION}; use a newer one"
         )
-    return Record(path, document)
+    return Record(path, document, metadata)
 
 
 def first_line(error: BaseException) -> str:

@@ -15,12 +15,12 @@ PACKAGES = (
 """Distributions whose version can change what is measured or proved."""
 
 
-def code_facts() -> dict[str, Any]:
-    """Commit of the running source tree, whether it differs from it, and a digest of the difference.
+def code_facts(package: Path | None = None) -> dict[str, Any]:
+    """Commit of a package's source tree (the running one), whether it differs from it, and a digest of the difference.
 
-    Empty when the package does not run from a git checkout that tracks it. `records/` does not count as a difference.
+    Empty when the package does not lie in a git checkout that tracks it. `records/` does not count as a difference.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = package or Path(__file__).resolve().parents[2]
     if git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return {}
     commit = git(package, "rev-parse", "HEAD")

@@ -1,0 +1,19 @@
+"""Which rules judged a run: a digest of the code that makes verdicts out of samples."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+RULES_VERSION = 2
+"""Version of the estimator, the verdict rules and the validity rules together; a history holds runs of one version."""
+
+SOURCES = ("conditions", "contrasts", "rules", "slots", "stats", "validity", "verdict")
+
+
+@cache
+def rules_sha256() -> str:
+    """Digest of the source files that judge; it tells that two runs were judged alike, not what changed."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / f"{name}.py").read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()
