@@ -17,6 +17,7 @@ from pocketllm.cli.engine_options import (
     Threads,
     engine_options,
 )
+from pocketllm.cli.loading import LoadingBar
 from pocketllm.cli.output import EXIT_BUG, EXIT_INTERRUPTED, command, say, write_json
 from pocketllm.errors import OptionError, RequestError
 
@@ -188,7 +189,9 @@ def run(
     from pocketllm.engine.llm import LLM
     from pocketllm.engine.load import load_engine
 
-    with LLM.from_engine(load_engine(options, say if verbose else None)) as llm:
+    with LoadingBar() as bar:
+        engine = load_engine(options, say if verbose else None, bar)
+    with LLM.from_engine(engine) as llm:
         token_ids = llm.chat_token_ids(prompt) if isinstance(prompt, list) else llm.token_ids(prompt)
         result = collect(llm, token_ids, with_default_length(params, llm, token_ids), show)
         if as_json:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from pocketllm.cli import engine_options as flags
+from pocketllm.cli.loading import LoadingBar
 from pocketllm.cli.output import command, say
 
 PANEL = "Server"
@@ -132,7 +133,8 @@ def run(options: Any, settings: Any) -> int:
     def load() -> Any:
         from pocketllm.engine.load import load_engine
 
-        engine = load_engine(options, progress=say)
+        with LoadingBar() as bar:
+            engine = load_engine(options, say, bar)
         say(plan_line(engine.plan))
         return engine
 

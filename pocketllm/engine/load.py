@@ -19,6 +19,7 @@ from pocketllm.engine.text.chat_template import ChatTemplate
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.engine.weights import catalog
 from pocketllm.engine.weights.checkpoint import Checkpoint, open_checkpoint
+from pocketllm.engine.weights.reading import Amount, Reading
 from pocketllm.errors import OptionError
 
 Progress = Callable[[str], None]
@@ -94,8 +95,11 @@ class Engine:
         self.close()
 
 
-def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
-    """Resolve, open, plan, and only then read the weights. progress: called with one line at a time."""
+def load_engine(options: EngineOptions, progress: Progress | None = None, amount: Amount | None = None) -> Engine:
+    """Resolve, open, plan, and only then read the weights.
+
+    progress: called with one line at a time; amount: with the bytes read so far and in all, several times a second.
+    """
     tell = progress or (lambda line: None)
     start_s = time.perf_counter()
     path = catalog.resolve_model(options.model, progress)
@@ -107,7 +111,9 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
         tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {plan.device_name}")
         tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
         template = ChatTemplate.from_metadata(checkpoint.metadata)
-        model = family.load(checkpoint, backend.ops, plan.limits.max_model_len)
+        reading = Reading(checkpoint, amount or (lambda done, total: None))
+        model = family.load(reading, backend.ops, plan.limits.max_model_len)
+        reading.finish()
         engine = Engine(options, plan, tokenizer, template, checkpoint, model, name, backend, load_s=0.0)
     except BaseException:
         checkpoint.close()

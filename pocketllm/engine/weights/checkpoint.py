@@ -53,6 +53,11 @@ class Checkpoint:
         tensor = self.tensor(name)
         return dequantize(self.data(name), tensor.quant_type, tensor.shape)
 
+    def forget(self, name: str) -> None:
+        """Take a tensor's pages out of this process's memory; whoever looks at them again has them read again."""
+        tensor = self.tensor(name)
+        self._parts[tensor.file].forget(tensor)
+
     def tensor(self, name: str) -> TensorInfo:
         """The description of a tensor; LookupError for no such tensor."""
         if name not in self.tensors:

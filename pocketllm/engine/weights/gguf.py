@@ -139,6 +139,13 @@ class GGUFFile:
             raise CheckpointError(f"{self.path.name} is closed: open the checkpoint again to read {tensor.name!r}")
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
 
+    def forget(self, tensor: TensorInfo) -> None:
+        """Take a tensor's pages out of this process's memory; whoever looks at them again has them read again."""
+        first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (tensor.start + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is not None and first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def close(self) -> None:
         """Let the file go; views that are still held keep their bytes."""
         mapped, self._map = self._map, None

@@ -1,0 +1,49 @@
+"""How far loading a model is, on stderr: a bar where somebody watches, a line now and then where not."""
+
+import sys
+import time
+from typing import Any
+
+from pocketllm.cli.output import say
+
+PATIENCE_S = 1.0
+"""What is loaded sooner needs no bar."""
+LINE_EVERY_S = 10.0
+
+
+class LoadingBar:
+    """Call it with bytes done and bytes in all; it draws nothing in the first second, and goes away when left."""
+
+    def __init__(self) -> None:
+        self.start_s = time.perf_counter()
+        self.next_line_s = LINE_EVERY_S
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> "LoadingBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        passed_s = time.perf_counter() - self.start_s
+        if not sys.stderr.isatty():
+            if passed_s >= self.next_line_s:
+                self.next_line_s = passed_s + LINE_EVERY_S
+                say(f"loaded {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        elif self.bar is not None:
+            self.bar.update(self.task, completed=done)
+        elif passed_s >= PATIENCE_S:
+            self.draw(done, total)
+
+    def draw(self, done: int, total: int) -> None:
+        """Begin the bar; rich is imported for it only."""
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("loading", total=total, completed=done)
+        self.bar.start()

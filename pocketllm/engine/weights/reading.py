@@ -1,0 +1,63 @@
+"""A checkpoint while its tensors are loaded: how far that is, and no more of the file in memory than is being read."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.weights.checkpoint import Checkpoint
+from pocketllm.engine.weights.gguf import Metadata, TensorInfo
+
+Amount = Callable[[int, int], None]
+"""Bytes done, and bytes in all."""
+
+
+@dataclass
+class Reading:
+    """Hands out a checkpoint's tensors; when the next is asked for, the one before leaves this process's memory.
+
+    A backend keeps its own form of what it was given, so that file pages and that form would stand in memory together.
+    """
+
+    checkpoint: Checkpoint
+    amount: Amount
+    interval_s: float = 0.1
+    """Least time between two calls of `amount`."""
+    done: int = 0
+    _last: str | None = None
+    _told_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.checkpoint.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.checkpoint.tensors
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Raw bytes of a tensor: a read-only view of the mapped file."""
+        self._next(name)
+        return self.checkpoint.data(name)
+
+    def values(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor decoded to float32, in its shape."""
+        self._next(name)
+        return self.checkpoint.values(name)
+
+    def _next(self, name: str) -> None:
+        if self._last is not None:
+            self.checkpoint.forget(self._last)
+            self.done += self.checkpoint.tensor(self._last).num_bytes
+        self._last = name
+        now_s = time.perf_counter()
+        if now_s - self._told_s >= self.interval_s:
+            self._told_s = now_s
+            self.amount(self.done, self.checkpoint.num_bytes)
+
+    def finish(self) -> None:
+        """Let the last tensor go too."""
+        if self._last is not None:
+            self.checkpoint.forget(self._last)
