@@ -152,6 +152,7 @@ def test_an_empty_stop_is_no_stop(serve: Any, stop: Any) -> None:
 
 INERT_AND_NEUTRAL = {
     "user": "me",
+    "typical_p": 1,
     "store": True,
     "metadata": {"a": "b"},
     "service_tier": "auto",
@@ -180,10 +181,6 @@ def test_what_asks_for_nothing_is_accepted(module_server: Served) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("repetition_penalty", True),
-        ("logit_bias", {"191222": -100}),
-        ("logit_bias", {"abc": 1}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
@@ -221,6 +218,18 @@ def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
         ("top_k", -5),
         ("top_k", 1.5),
         ("min_p", 2),
+        ("typical_p", 0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", True),
+        ("logit_bias", {"191222": -100}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"abc": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"9" * 400: 1}),
+        ("logit_bias", [1]),
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", "5"),

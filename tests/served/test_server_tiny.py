@@ -323,3 +323,16 @@ def test_a_prompt_that_comes_again_is_found_until_the_cache_is_reset_or_salted(t
     assert httpx.post(tiny_server.url + "/reset_prefix_cache").json() == {"reset": True}
     assert ask() == (0, cold)
     assert httpx.post(tiny_server.url + COMPLETIONS, json=body | {"cache_salt": ""}).status_code == 400
+
+
+def test_bias_and_penalties_reach_the_answer(tiny_server: Served) -> None:
+    body: dict[str, Any] = {"prompt": [40, 41, 42], "temperature": 0, "max_tokens": 6, "return_token_ids": True}
+
+    def ask(**more: Any) -> list[int]:
+        choice = httpx.post(tiny_server.url + COMPLETIONS, json=body | more).json()["choices"][0]
+        return list(choice["token_ids"])
+
+    assert ask(logit_bias={"77": 100}, ignore_eos=True) == [77] * 6
+    twos = ask(logit_bias={"77": 100, "78": 100}, presence_penalty=2, frequency_penalty=2, ignore_eos=True)
+    assert sorted(twos) == [77] * 3 + [78] * 3
+    assert ask(logit_bias={"77": 100, "78": 60}, repetition_penalty=50.0, ignore_eos=True)[:2] == [77, 78]

@@ -1,4 +1,6 @@
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,9 @@ from pocketllm.engine.lifecycle.sampling import logits_processors
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
 from pocketllm.engine.lifecycle.sampling.logprobs import token_logprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
-from pocketllm.engine.lifecycle.sampling.sampler import Sampler
+from pocketllm.engine.lifecycle.sampling.penalties import Penalties
+from pocketllm.engine.lifecycle.sampling.sampler import STRIDE, Sampler, place_of
+from pocketllm.errors import RequestError
 
 Logits = npt.NDArray[np.float32]
 LOGITS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
@@ -21,8 +25,15 @@ def logits(*values: float) -> Logits:
     return np.array(values, np.float32)
 
 
-def kept(values: Logits, **params: float) -> list[int]:
-    return candidates(values, SamplingParams(**params))[0].tolist()  # type: ignore[arg-type]  # test data
+def distribution(values: Logits, **params: Any) -> tuple[list[int], npt.NDArray[np.float64]]:
+    """Ids that may be drawn and their probabilities."""
+    ids, weights = candidates(values, SamplingParams(**params))
+    found = np.arange(len(values)) if ids is None else ids
+    return found[weights > 0].tolist(), weights[weights > 0] / weights.sum()
+
+
+def kept(values: Logits, **params: Any) -> list[int]:
+    return distribution(values, **params)[0]
 
 
 # -- greedy
@@ -82,16 +93,18 @@ def test_the_lower_ids_complete_a_nucleus_that_ends_in_a_tie() -> None:
     assert kept(logits(0, 0, 0, 0), top_p=0.5) == [0, 1]
 
 
-@given(LOGITS, st.floats(0.1, 3), st.integers(0, 70), st.floats(0.01, 1), st.floats(0, 1))
+@given(LOGITS, st.floats(0.1, 3), st.integers(0, 70), st.floats(0.01, 1), st.floats(0, 1), st.sampled_from([1.0, 0.6]))
 def test_candidates_are_a_distribution_that_holds_the_likeliest(
-    values: Logits, temperature: float, top_k: int, top_p: float, min_p: float
+    values: Logits, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> None:
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    ids, probabilities = candidates(values, params)
+    ids, probabilities = distribution(
+        values, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p
+    )
 
-    assert ids.tolist() == sorted(set(ids.tolist()))
-    assert probabilities.min() > 0
+    assert ids == sorted(set(ids))
     assert math.isclose(probabilities.sum(), 1.0, rel_tol=1e-9)
+    if typical_p < 1.0:
+        return
     assert values[ids].max() >= values.max() - 1e-4
     # nothing that was left out is likelier than something that stayed
     left_out = np.setdiff1d(np.arange(len(values)), ids)
@@ -101,10 +114,21 @@ def test_candidates_are_a_distribution_that_holds_the_likeliest(
 
 @pytest.mark.oracle
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p", "min_p"),
-    [(1.0, 0, 1.0, 0.0), (0.7, 40, 0.9, 0.05), (1.5, 5, 0.5, 0.0), (0.3, 0, 0.95, 0.1), (1.0, 3, 0.99, 0.3)],
+    ("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    [
+        (1.0, 0, 1.0, 0.0, 1.0),
+        (0.7, 40, 0.9, 0.05, 1.0),
+        (1.5, 5, 0.5, 0.0, 1.0),
+        (0.3, 0, 0.95, 0.1, 1.0),
+        (1.0, 3, 0.99, 0.3, 1.0),
+        (0.9, 0, 1.0, 0.02, 1.0),
+        (1.0, 0, 1.0, 0.0, 0.5),
+        (0.8, 50, 0.95, 0.0, 0.9),
+    ],
 )
-def test_the_filters_keep_what_transformers_keeps(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_the_filters_keep_what_transformers_keeps(
+    temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> None:
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip(
         "transformers.generation.logits_process", reason="oracle-not-installed: transformers (the oracle extra)"
@@ -116,18 +140,156 @@ def test_the_filters_keep_what_transformers_keeps(temperature: float, top_k: int
         chain += [warpers.TopKLogitsWarper(top_k)] if top_k else []
         chain += [warpers.TopPLogitsWarper(top_p)] if top_p < 1 else []
         chain += [warpers.MinPLogitsWarper(min_p)] if min_p else []
+        chain += [warpers.TypicalLogitsWarper(typical_p)] if typical_p < 1 else []
         for warper in chain:
             scores = warper(None, scores)
         expected = torch.softmax(scores, -1)[0].numpy()
-        ids, probabilities = candidates(
-            values, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        ids, probabilities = distribution(
+            values, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p
         )
 
-        assert ids.tolist() == np.flatnonzero(expected).tolist()
+        assert ids == np.flatnonzero(expected).tolist()
         np.testing.assert_allclose(probabilities, expected[ids], rtol=1e-6)
 
 
+def test_typical_p_keeps_tokens_of_average_surprise() -> None:
+    values = np.log(np.array([0.4, 0.2, 0.2, 0.1, 0.1], np.float32))  # entropy 1.47: surprise 1.61 is nearest
+
+    assert kept(values, typical_p=0.3) == [1, 2]
+    assert kept(values, typical_p=0.5) == [0, 1, 2]
+
+
+# -- bias and penalties
+TOKENS = st.lists(st.integers(0, 9), max_size=12)
+
+
+def plainly(
+    values: Logits, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams
+) -> npt.NDArray[np.float32]:
+    """The statement of vLLM's definition, token by token."""
+    result = values.copy()
+    for token_id, bias in params.logit_bias:
+        result[token_id] += np.float32(bias)
+    for token_id in {*prompt, *answer}:
+        factor = np.float32(params.repetition_penalty)
+        result[token_id] = result[token_id] / factor if result[token_id] > 0 else result[token_id] * factor
+    for token_id in set(answer):
+        fall = np.float32(params.frequency_penalty) * answer.count(token_id) + np.float32(params.presence_penalty)
+        result[token_id] -= fall
+    return result
+
+
+@given(
+    hnp.arrays(np.float32, 10, elements=st.floats(-30, 30, width=32)),
+    TOKENS,
+    TOKENS,
+    st.floats(0.1, 3),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+    st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=4),
+)
+def test_penalties_are_those_of_their_plain_statement(
+    values: Logits,
+    prompt: list[int],
+    answer: list[int],
+    repetition: float,
+    frequency: float,
+    presence: float,
+    bias: dict[int, float],
+) -> None:
+    params = SamplingParams(
+        repetition_penalty=repetition,
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+        logit_bias=bias,  # type: ignore[arg-type]  # kept as pairs
+    )
+    before, penalties = values.copy(), Penalties(params, prompt)
+    for token_id in answer:
+        penalties.append(token_id)
+
+    np.testing.assert_array_equal(penalties.apply(values), plainly(values, prompt, answer, params))
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.oracle
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    torch = pytest.importorskip("torch")
+    processors = pytest.importorskip(
+        "transformers.generation.logits_process", reason="oracle-not-installed: transformers (the oracle extra)"
+    )
+    values = np.random.default_rng(2).normal(scale=4, size=100).astype(np.float32)
+    prompt = [5, 7, 7, 99]
+    expected = processors.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt]), torch.from_numpy(values)[None])
+
+    adjusted = Penalties(SamplingParams(repetition_penalty=1.3), prompt).apply(values)
+    np.testing.assert_array_equal(adjusted, expected[0].numpy())
+
+
+def test_penalties_act_on_greedy_requests_and_count_what_was_drawn() -> None:
+    values = logits(3, 2.5, 2, -1)
+    sampler = Sampler(SamplingParams(temperature=0, presence_penalty=0.75), 0)
+
+    assert [sampler.sample(values)[0] for _ in range(4)] == [0, 1, 0, 0]
+
+
+def test_a_bias_forces_and_forbids_and_logprobs_are_those_before_it() -> None:
+    params = SamplingParams(temperature=0, logit_bias={2: 100, 1: -100}, logprobs=1)  # type: ignore[arg-type]
+    token_id, logprobs = Sampler(params, 0).sample(logits(1, 2, 0))
+
+    assert token_id == 2
+    assert logprobs is not None
+    assert logprobs.top_ids == (1,)
+
+
+def test_without_penalties_nothing_is_copied_or_kept() -> None:
+    assert not Penalties.are_asked_for(SamplingParams(temperature=0.5, top_p=0.5))
+    for asked in ({"logit_bias": {1: 1.0}}, {"repetition_penalty": 1.1}, {"frequency_penalty": -1}):
+        assert Penalties.are_asked_for(SamplingParams(**asked))  # type: ignore[arg-type]  # test data
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"repetition_penalty": 0},
+        {"repetition_penalty": math.inf},
+        {"frequency_penalty": 2.1},
+        {"presence_penalty": -3},
+        {"typical_p": 0},
+        {"typical_p": True},
+        {"logit_bias": {1: 101}},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {True: 1}},
+        {"logit_bias": [1, 2]},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honored_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**wrong)
+
+    assert caught.value.param == next(iter(wrong))
+
+
 # -- draws
+@given(
+    hnp.arrays(np.float64, st.integers(1, 4 * STRIDE), elements=st.sampled_from([0.0, 1e-9, 0.3, 1.0])),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_place_is_found_among_sums_as_a_running_sum_would_find_it(
+    weights: npt.NDArray[np.float64], share: float
+) -> None:
+    if not weights.any():
+        weights[-1] = 1.0
+    place = place_of(weights, share)
+    running = np.cumsum(weights)
+
+    assert weights[place] > 0
+    assert running[place] >= share * running[-1] * (1 - 1e-12)
+    assert place == 0 or running[place] - weights[place] <= share * running[-1] * (1 + 1e-12)
+
+
 def draws(values: Logits, seed: int, count: int = 50, **params: float) -> list[int]:
     sampler = Sampler(SamplingParams(**params), seed)  # type: ignore[arg-type]  # test data
     return [sampler.sample(values)[0] for _ in range(count)]

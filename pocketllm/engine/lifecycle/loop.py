@@ -100,7 +100,7 @@ class EngineLoop:
         try:
             self._scheduler.check(request)
             text = OutputText(self._tokenizer, request.params.stop)
-            active = _Active(request, sink, text, Sampler(request.params, request.seed))
+            active = _Active(request, sink, text, Sampler(request.params, request.seed, request.prompt_token_ids))
             self._enter(active)
         except (RequestError, QueueFullError):
             with self._door:

@@ -55,6 +55,7 @@ class Scheduler:
         """Accept a request for `add`, or raise RequestError (ContextLengthError with counts) saying why never."""
         check_prompt(request.prompt_token_ids, self.vocab_size)
         check_token_ids(request.params.stop_token_ids, self.vocab_size, "stop_token_ids")
+        check_token_ids([token_id for token_id, _ in request.params.logit_bias], self.vocab_size, "logit_bias")
         request.max_output_tokens = self._max_output_tokens(request)
         needed = self._full_blocks(request)
         if needed > self.limits.num_blocks:

@@ -10,6 +10,19 @@ from pocketllm.engine.serving.settings import ServedEngine, ServedTokenizer
 from pocketllm.errors import ContextLengthError, RequestError
 
 SEED_RANGE = 2**64
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+)
+"""Fields that are the engine's own, by the same name; absent or null, the engine's default."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ def choices(engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[i
     """`n` choices of every prompt; each of the `n` draws from its own seed."""
     found: list[Choice] = []
     checked_ids(body.stop_token_ids, engine.tokenizer, "stop_token_ids")
+    checked_ids(list(body.logit_bias or ()), engine.tokenizer, "logit_bias")
     of_each = [sampling_params(body, offset) for offset in range(body.num_choices)]
     for prompt in prompts:
         if not prompt:
@@ -92,13 +106,10 @@ def checked_ids(ids: list[int], tokenizer: ServedTokenizer, param: str) -> list[
 
 def sampling_params(body: GenerationBody, offset: int) -> SamplingParams:
     """Sampling of the choice `offset` of a prompt: all choices alike but for their seeds. Raises RequestError."""
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     first = SamplingParams(
+        **given,
         max_tokens=body.token_limit,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=0 if body.top_k is None else body.top_k,
-        min_p=0.0 if body.min_p is None else body.min_p,
-        seed=body.seed,
         stop=tuple(body.stop),
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=bool(body.ignore_eos),

@@ -17,6 +17,7 @@ MAX_PROMPTS = 128
 """Most prompts of one completions body, and most choices over all of them."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_CACHE_SALT = 256
+MAX_ID_DIGITS = 18
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for /v1/completions."""
 
@@ -29,23 +30,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
     "priority": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "typical_p": (1,),
 }
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"tool_calls": ([],), "annotations": ([],)}
@@ -71,6 +67,16 @@ def as_list(value: Any) -> Any:
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
+
+
+def as_bias(value: Any) -> Any:
+    """Keys of an object, which JSON can only spell as texts, as token ids; ValueError for one that is no number."""
+    if not isinstance(value, dict):
+        return value
+    wrong = [key for key in value if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS)]
+    if wrong:
+        raise ValueError(f"key {wrong[0][:100]!r} is not a token id")
+    return {int(key): bias for key, bias in value.items()}
 
 
 def is_token_id(value: Any) -> bool:
@@ -164,6 +170,11 @@ class GenerationBody(Strict):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
     n: int | None = None
     seed: int | None = None
     stop: Annotated[list[str], BeforeValidator(as_list)] = []

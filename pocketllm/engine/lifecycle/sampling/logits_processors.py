@@ -1,15 +1,20 @@
-"""From logits to the tokens that may be drawn and their probabilities; numpy, one row at a time.
+"""From logits to the tokens that may be drawn and their weights; numpy, one row at a time.
 
-Order: temperature, top-k, top-p, min-p; each filter sees what the one before left. This is the order of
-transformers' warpers and of SGLang's sampler; vLLM applies min-p before top-k, and llama.cpp's default chain puts the
-temperature last, so that its filters see the distribution at temperature 1.
+Order: temperature, top-k, top-p, min-p, typical-p; each filter sees what the one before left. This is the order of
+transformers' warpers and, as far as they go, of SGLang's sampler; vLLM applies min-p before top-k and has no typical-p,
+and llama.cpp's default chain puts the temperature last, so that its filters see the distribution at temperature 1.
+
+Whole rows are only scanned, never gathered or sorted, as long as the answer does not depend on it.
 """
+
+from math import log
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 
+Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
@@ -17,48 +22,66 @@ NUCLEUS_GUESS = 1024
 """Most nuclei are smaller than this; only a larger one pays for sorting the whole vocabulary."""
 
 
-def candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> tuple[Int64Array, Float64Array]:
-    """Token ids that may be drawn, ascending, and their probabilities, which sum to 1. logits: [vocab], finite."""
-    weights = np.exp(scaled(logits, params.temperature))
-    ids = top_k(weights, params.top_k)
-    ids = top_p(ids, weights[ids], params.top_p)
-    ids = min_p(ids, weights[ids], params.min_p)
-    ids = ids[weights[ids] > 0.0]  # what cannot be drawn is no candidate, though a tie at zero may have kept it
-    kept = weights[ids]
-    return ids, kept / kept.sum()
+def candidates(logits: Float32Array, params: SamplingParams) -> tuple[Int64Array | None, Float64Array]:
+    """Token ids that may be drawn, ascending (None: every token), and their weights, in proportion to probabilities.
+
+    logits: [vocab], finite or -inf. The likeliest token has weight 1, and a weight may be 0.
+    """
+    top = float(logits.max())
+    ids = prefiltered(logits, top, params)
+    weights = np.exp(scaled(logits if ids is None else logits[ids], top, params.temperature))
+    for keep, threshold, is_off in (
+        (top_p, params.top_p, params.top_p >= 1.0),
+        (min_p, params.min_p, params.min_p <= 0.0),
+        (typical_p, params.typical_p, params.typical_p >= 1.0),
+    ):
+        if not is_off:
+            kept = keep(weights, threshold)
+            ids, weights = kept if ids is None else ids[kept], weights[kept]
+    return ids, weights
 
 
-def scaled(logits: npt.NDArray[np.float32], temperature: float) -> Float64Array:
-    """Logits over temperature, less their maximum, so that exp cannot overflow."""
+def prefiltered(logits: Float32Array, top: float, params: SamplingParams) -> Int64Array | None:
+    """What top-k leaves, or, where it is off, all that min-p alone may leave: found without a single exponential."""
+    if 0 < params.top_k < len(logits):
+        return top_k(logits, params.top_k)
+    if params.min_p > 0.0 and params.top_p >= 1.0:
+        edge = top + params.temperature * log(params.min_p)
+        slack = 1e-6 * (abs(top) + params.temperature)  # a little more than needed: min_p itself decides
+        return np.flatnonzero(logits >= edge - slack)
+    return None
+
+
+def scaled(logits: Float32Array, top: float, temperature: float) -> Float64Array:
+    """(logits - top) / temperature; top is the largest, so that exp cannot overflow."""
     values = logits.astype(np.float64)
-    values -= values.max()
-    values /= temperature
+    values -= top
+    if temperature != 1.0:
+        values /= temperature
     return values
 
 
-def top_k(weights: Float64Array, k: int) -> Int64Array:
-    """Ids of the k largest weights, ascending; what ties with the k-th stays too. k ≤ 0 or ≥ the vocabulary: all."""
-    if k <= 0 or k >= len(weights):
-        return np.arange(len(weights))
-    smallest = np.partition(weights, len(weights) - k)[len(weights) - k]
-    return np.flatnonzero(weights >= smallest)
+def top_k(values: npt.NDArray[np.floating], k: int) -> Int64Array:
+    """Places of the k largest values, ascending; what ties with the k-th stays too. 0 < k ≤ their number."""
+    smallest = np.partition(values, len(values) - k)[len(values) - k]
+    return np.flatnonzero(values >= smallest)
 
 
-def top_p(ids: Int64Array, weights: Float64Array, p: float) -> Int64Array:
-    """The fewest ids, heaviest first and the lower id first among equals, whose weights reach p of the total."""
-    if p >= 1.0:
-        return ids
+def top_p(weights: Float64Array, p: float) -> Int64Array:
+    """The fewest places, heaviest first and the lower place first among equals, whose weights reach p of the total."""
     wanted = p * weights.sum()
     descending = largest(weights, NUCLEUS_GUESS)
     if descending.sum() < wanted:
         descending = largest(weights, len(weights))
-    # values are sorted, not places: a stable argsort costs three times as much, and only ties at the edge need ids
+    # values are sorted, not places: a stable argsort costs three times as much, and only ties at the edge need places
     count = min(int(np.searchsorted(np.cumsum(descending), wanted)) + 1, len(descending))
-    above = weights > descending[count - 1]
-    ties = np.flatnonzero(weights == descending[count - 1])[: count - int(above.sum())]
-    above[ties] = True
-    nucleus: Int64Array = ids[above]
-    return nucleus
+    lightest = descending[count - 1]
+    places = np.flatnonzero(weights >= lightest)
+    if len(places) > count:
+        num_ties = count - int((descending > lightest).sum())
+        ties = places[weights[places] == lightest]
+        places = np.setdiff1d(places, ties[num_ties:], assume_unique=True)
+    return places
 
 
 def largest(weights: Float64Array, count: int) -> Float64Array:
@@ -68,6 +91,22 @@ def largest(weights: Float64Array, count: int) -> Float64Array:
     return np.sort(weights)[::-1]
 
 
-def min_p(ids: Int64Array, weights: Float64Array, p: float) -> Int64Array:
-    """Ids whose weight is at least p times the largest (Nguyen et al. 2024)."""
-    return ids if p <= 0.0 else ids[weights >= p * weights.max()]
+def min_p(weights: Float64Array, p: float) -> Int64Array:
+    """Places whose weight is at least p times the largest (Nguyen et al. 2024)."""
+    return np.flatnonzero(weights >= p * weights.max())
+
+
+def typical_p(weights: Float64Array, p: float) -> Int64Array:
+    """The fewest places whose weights reach p of the total, those first whose surprise is nearest to the entropy.
+
+    Locally typical sampling (Meister et al. 2022), as in transformers and llama.cpp; what ties with the last stays.
+    """
+    probabilities = weights / weights.sum()
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)
+    is_possible = probabilities > 0
+    entropy = (probabilities[is_possible] * surprise[is_possible]).sum()
+    distance = np.abs(surprise - entropy)
+    order = np.argsort(distance, kind="stable")
+    count = min(int(np.searchsorted(np.cumsum(probabilities[order]), p)) + 1, len(order))
+    return np.flatnonzero(distance <= distance[order[count - 1]])

@@ -21,16 +21,17 @@ def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -
     The likeliest come first, the lower id first among equals.
     """
     values = logits.astype(np.float64)
-    values -= values.max()
-    values -= np.log(np.exp(values).sum())
+    largest = values.max()
+    values -= largest
+    log_total = largest + np.log(np.exp(values, out=values).sum())
     top: npt.NDArray[np.int64] = np.empty(0, np.int64)
     if count:
-        count = min(count, len(values))
-        smallest = np.partition(values, len(values) - count)[len(values) - count]
-        places = np.flatnonzero(values >= smallest)
-        top = places[np.argsort(-values[places], kind="stable")][:count]
+        count = min(count, len(logits))
+        smallest = np.partition(logits, len(logits) - count)[len(logits) - count]
+        places = np.flatnonzero(logits >= smallest)
+        top = places[np.argsort(-logits[places], kind="stable")][:count]
     return TokenLogprobs(
-        chosen=float(values[token_id]),
-        top_ids=tuple(int(place) for place in top),
-        top_logprobs=tuple(float(values[place]) for place in top),
+        chosen=float(logits[token_id] - log_total),
+        top_ids=tuple(top.tolist()),
+        top_logprobs=tuple((logits[top] - log_total).tolist()),
     )

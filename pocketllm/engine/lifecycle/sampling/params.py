@@ -9,14 +9,27 @@ from pocketllm.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_REPETITION_PENALTY = 100.0
+FRACTIONS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling of one request. Raises RequestError naming the field for anything that cannot be honored.
 
-    `stop` may be one text and `stop_token_ids` any sequence; both are kept as tuples. temperature 0 is greedy.
-    top_k 0 or -1 and top_p 1 and min_p 0 switch the filter off. seed None draws a fresh one.
+    `stop` may be one text and `stop_token_ids` any sequence; both are kept as tuples, and so is `logit_bias`, a mapping
+    of token id to what is added to its logit. temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and typical_p 1
+    switch the filter off; repetition_penalty 1 and the other penalties 0 do nothing. seed None draws a fresh one.
     """
 
     max_tokens: int | None = None
@@ -24,6 +37,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -34,12 +52,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", as_pairs(self.logit_bias))
         self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens={self.max_tokens} must be at least 1", param="max_tokens")
         self._in_range("temperature", self.temperature, 0.0, 100.0)
         self._in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         self._in_range("min_p", self.min_p, 0.0, 1.0)
+        self._in_range("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        self._in_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, open_low=True)
+        self._in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if self.top_k < -1:
             raise RequestError(f"top_k={self.top_k} must be -1, 0 (off) or positive", param="top_k")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
@@ -57,7 +80,7 @@ class SamplingParams:
 
     def _check_types(self) -> None:
         """A float is not taken for a whole number, nor a bool for either."""
-        kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("temperature", "top_p", "min_p"), (int, float))
+        kinds: dict[str, tuple[type, ...]] = dict.fromkeys(FRACTIONS, (int, float))
         kinds |= dict.fromkeys(("max_tokens", "top_k", "seed", "logprobs"), (int,))
         for name, accepted in kinds.items():
             value = getattr(self, name)
@@ -92,3 +115,24 @@ def as_tuple(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, list | tuple):
         return tuple(value)
     raise RequestError(f"{name}={value!r} is not a list", param=name)
+
+
+def as_pairs(value: object) -> tuple[tuple[int, float], ...]:
+    """A mapping of token ids to biases, or such pairs, as pairs by ascending id; RequestError for anything else."""
+    if not value:
+        return ()
+    try:
+        pairs = dict(value)  # type: ignore[call-overload]  # what is no mapping is refused
+    except (TypeError, ValueError) as error:
+        raise RequestError("logit_bias must map token ids to numbers", param="logit_bias") from error
+    if len(pairs) > MAX_LOGIT_BIASES:
+        raise RequestError(f"logit_bias has {len(pairs)} tokens, the limit is {MAX_LOGIT_BIASES}", param="logit_bias")
+    for token_id, bias in pairs.items():
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise RequestError(f"logit_bias: token id {token_id!r} is not an integer", param="logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias of token {token_id} must be a number from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+                param="logit_bias",
+            )
+    return tuple(sorted((token_id, float(bias)) for token_id, bias in pairs.items()))
