@@ -13,6 +13,8 @@
 
 #if defined(__AVX512BW__)
 #include "simd/avx512.h"
+#elif defined(__AVX2__)
+#include "simd/avx2.h"
 #else
 #include "simd/portable.h"
 #endif
