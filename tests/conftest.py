@@ -25,8 +25,18 @@ def tiny_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The default model from the cache; skips with a machine-readable reason where it was never fetched."""
+    return cached("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3_270m() -> Path:
+    """Gemma 3 270M from the cache, where `make test-full` puts it; skips as `smollm2` does."""
+    return cached("gemma3-270m", "gemma-3-270m-q4_k_m.gguf")
+
+
+def cached(name: str, file_name: str) -> Path:
     cache = Path(os.environ.get("POCKETLLM_CACHE", Path.home() / ".cache" / "pocketllm"))
-    path = cache / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path = cache / "models" / name / file_name
     if not path.is_file():
-        pytest.skip("model-not-cached: smollm2-135m (pocketllm models pull smollm2-135m)")
+        pytest.skip(f"model-not-cached: {name} (pocketllm models pull {name})")
     return path

@@ -1,8 +1,9 @@
 """Compare with outside implementations and keep what came out as run records of kind `parity`.
 
-    python -m tests.parity.record tiny                                  # committed tiny checkpoints, a record each
-    python -m tests.parity.record smollm2                               # the default model against transformers
-    python -m tests.parity.record smollm2 --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
+    python -m tests.parity.record tiny                   # committed tiny checkpoints of every family, a record each
+    python -m tests.parity.record quants                 # a tiny checkpoint of every quant type, a record each
+    python -m tests.parity.record smollm2-135m           # a model of the catalog against transformers
+    python -m tests.parity.record smollm2-135m --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
 
 Start llama-server with `-ctk f32 -ctv f32 -fa off`, and say so with --llama-server-note: its default keys and values in
 half precision cost as many likeliest tokens again as its rounded activations do.
@@ -16,21 +17,27 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.weights.catalog import resolve_model
 from tests.parity.compare import Difference, compare, ids_sha256, in_pieces, log_softmax
 from tests.parity.drive import Driver, Step, chunks
+from tests.parity.random_blocks import STORED
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TEXT = Path(__file__).parent / "alice.txt"
 POSITIONS = 512
 TOLD = 1024
 """Log-probabilities that llama-server is asked for at each position: all 49152 would take it a second each."""
-TINY = ("llama", "q_Q4_1", "q_Q8_0", "q_Q4_K", "q_Q6_K")
+TINY = ("llama", "q_Q4_1", "q_Q8_0", "q_Q4_K", "q_Q6_K", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2")
+MODELS = ("smollm2-135m", "gemma3-270m")
 TINY_TOLERANCE = 1e-9
+NLL_TOLERANCE = 0.005
+"""Relative."""
 TINY_ORACLE_VERSION = "5.24.0"
 """The transformers that made the committed logits."""
 WAYS: Mapping[str, int] = {"one batch": 1 << 30, "chunks of 7": 7, "token by token": 1}
@@ -40,27 +47,49 @@ WAYS: Mapping[str, int] = {"one batch": 1 << 30, "chunks of 7": 7, "token by tok
 def tiny_rows(name: str) -> Iterator[dict[str, Any]]:
     """One tiny checkpoint against the committed logits of transformers, in four ways of feeding it."""
     expected = np.load(ORACLES / f"{name}.npz")
-    ids, oracle = expected["input_ids"], expected["logits"]
-    driver = Driver(ORACLES / f"{name}.gguf")
+    yield from rows_in_all_ways(
+        ORACLES / f"{name}.gguf", expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION
+    )
+
+
+def quant_rows(path: Path, quant_type: str) -> Iterator[dict[str, Any]]:
+    """A tiny checkpoint of one quant type, written to path, against transformers on weights decoded by others."""
+    from tests.parity.random_blocks import write_packed, write_twin
+    from tests.parity.transformers_oracle import load_llama, logits
+
+    ids = np.random.RandomState(9).randint(0, 512, 48).astype(np.int64)
+    oracle = logits(load_llama(write_twin(path.with_suffix(".twin"), quant_type, seed=9)), ids)
+    write_packed(path, quant_type, seed=9)
+    yield from rows_in_all_ways(path, ids, oracle, version("transformers"))
+
+
+def rows_in_all_ways(
+    path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], release: str
+) -> Iterator[dict[str, Any]]:
+    """A row for each way of feeding the same tokens."""
+    driver = Driver(path)
+    family = driver.checkpoint.architecture
     for way, size in WAYS.items():
         driver.reset()
         [got] = driver.run([ids.tolist()], chunks(len(ids), size))
-        yield tiny_row(ids, way, compare([(got, oracle)]))
+        yield tiny_row(family, ids, way, release, compare([(got, oracle)]))
     driver.reset()
     lengths = [len(ids), 23, 11, 4, 1]
     steps: list[Step] = [[(s, -(-n // 2)) for s, n in enumerate(lengths)]]
     steps.append([(s, n // 2) for s, n in enumerate(lengths) if n > 1])
     got_all = driver.run([ids[:n].tolist() for n in lengths], steps)
     pairs = [(got, oracle[:n]) for got, n in zip(got_all, lengths, strict=True)]
-    yield tiny_row(ids, "ragged batch of 5 sequences", compare(pairs))
+    yield tiny_row(family, ids, "ragged batch of 5 sequences", release, compare(pairs))
 
 
-def tiny_row(ids: npt.NDArray[np.integer], way: str, difference: Difference) -> dict[str, Any]:
+def tiny_row(
+    family: str, ids: npt.NDArray[np.integer], way: str, release: str, difference: Difference
+) -> dict[str, Any]:
     """A row that is held to NMSE."""
     return {
-        "subject": f"family:llama, {way}",
+        "subject": f"family:{family}, {way}",
         "oracle": "transformers",
-        "oracle_version": TINY_ORACLE_VERSION,
+        "oracle_version": release,
         "inputs_sha256": ids_sha256(ids),
         **difference.figures(),
         "tolerance": TINY_TOLERANCE,
@@ -69,15 +98,24 @@ def tiny_row(ids: npt.NDArray[np.integer], way: str, difference: Difference) -> 
     }
 
 
-def against_transformers(path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
+def against_transformers(
+    name: str, path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]
+) -> dict[str, Any]:
     """Teacher-forced positions against transformers in float32 on the weights that gguf-py decodes."""
-    from tests.parity.transformers_oracle import load_llama, logits
+    from tests.parity.transformers_families import load_model
+    from tests.parity.transformers_oracle import logits
 
-    difference = compare(in_pieces(ours, logits(load_llama(path), ids)))
-    return real_row("transformers", version("transformers"), ids, difference, 1e-5, 0.995, "weights decoded by gguf-py")
+    theirs = logits(load_model(path), ids)
+    difference = compare(in_pieces(ours, theirs))
+    own_nll, their_nll = nll(ours, ids), nll(theirs, ids)
+    detail = f"weights decoded by gguf-py; mean NLL of the text {own_nll:.6f}, the oracle's {their_nll:.6f}"
+    row = real_row(name, "transformers", version("transformers"), ids, difference, 1e-5, 0.995, detail)
+    return {**row, "passed": row["passed"] and abs(own_nll / their_nll - 1) <= NLL_TOLERANCE}
 
 
-def against_llama_cpp(url: str, note: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]) -> dict[str, Any]:
+def against_llama_cpp(
+    name: str, url: str, note: str, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]
+) -> dict[str, Any]:
     """The same positions beside a running llama-server, which multiplies with activations rounded to 8 bits."""
     import httpx
 
@@ -91,7 +129,7 @@ def against_llama_cpp(url: str, note: str, ids: npt.NDArray[np.int64], ours: npt
             if position % 64 == 63:
                 print(f"llama.cpp: {position + 1} of {len(ours)} positions", file=sys.stderr, flush=True)
     detail = f"its activations are 8-bit; its {TOLD} likeliest tokens, and the rest as one; {note or 'as started'}"
-    return real_row("llama.cpp", str(build), ids, difference, 5e-3, 0.97, detail)
+    return real_row(name, "llama.cpp", str(build), ids, difference, 5e-3, 0.97, detail)
 
 
 def next_token(client: Any, prompt: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -122,11 +160,18 @@ def with_rest(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def real_row(
-    oracle: str, release: str, ids: npt.NDArray[np.int64], difference: Difference, kl: float, top1: float, detail: str
+    name: str,
+    oracle: str,
+    release: str,
+    ids: npt.NDArray[np.int64],
+    difference: Difference,
+    kl: float,
+    top1: float,
+    detail: str,
 ) -> dict[str, Any]:
     """A row that is held to mean KL and to the share of equal most likely tokens."""
     return {
-        "subject": "model:smollm2-135m",
+        "subject": f"model:{name}",
         "oracle": oracle,
         "oracle_version": release,
         "inputs_sha256": ids_sha256(ids),
@@ -168,8 +213,25 @@ def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | N
     return passed
 
 
-def smollm2_rows(path: Path, server: str | None, note: str) -> Iterator[dict[str, Any]]:
-    """The default model on real text: one forward of ours, compared with each oracle."""
+def record_quant_type(quant_type: str, directory: Path | None, keep: bool) -> bool:
+    """Make a checkpoint of this type, and a record of it."""
+    with TemporaryDirectory() as work:
+        path = Path(work) / f"random_{quant_type}.gguf"
+        rows = list(quant_rows(path, quant_type))  # the file must be there before the record describes it
+        return write_record(path, iter(rows), directory, keep)
+
+
+def nll(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> float:
+    """Mean negative log-likelihood in nats of each token after the first."""
+    total = 0.0
+    for at in range(0, len(ids) - 1, 32):
+        following = ids[at + 1 : at + 33, None]
+        total -= np.take_along_axis(log_softmax(logits[at : at + len(following)]), following, axis=-1).sum()
+    return total / (len(ids) - 1)
+
+
+def model_rows(name: str, path: Path, server: str | None, note: str) -> Iterator[dict[str, Any]]:
+    """A real model on real text: one forward of ours, compared with each oracle."""
     from pocketllm.engine.text.tokenizer import Tokenizer
 
     driver = Driver(path, threads=None)
@@ -177,31 +239,31 @@ def smollm2_rows(path: Path, server: str | None, note: str) -> Iterator[dict[str
     ids = np.array(tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:POSITIONS], np.int64)
     assert len(ids) == POSITIONS, len(ids)
     [ours] = driver.run([ids.tolist()], chunks(len(ids), 256))
-    yield against_transformers(path, ids, ours)
+    yield against_transformers(name, path, ids, ours)
     if server:
-        yield against_llama_cpp(server, note, ids, ours)
+        yield against_llama_cpp(name, server, note, ids, ours)
 
 
 def main() -> int:
     """Parse, compare, record."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.record", description=__doc__.split("\n\n")[0])
-    parser.add_argument("subject", choices=["tiny", "smollm2"])
+    parser.add_argument("subject", choices=["tiny", "quants", *MODELS])
     parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
     parser.add_argument("--llama-server-note", default="", metavar="TEXT", help="how that server was started")
     parser.add_argument("--record-dir", type=Path)
     parser.add_argument("--keep", action="store_true", help="copy passing records to records/parity/")
     arguments = parser.parse_args()
-    if arguments.subject == "tiny":
-        results = [
-            write_record(ORACLES / f"{name}.gguf", tiny_rows(name), arguments.record_dir, arguments.keep)
-            for name in TINY
-        ]
-        return 0 if all(results) else 1
-    from pocketllm.engine.weights.catalog import resolve_model
-
-    path = resolve_model("smollm2-135m", lambda line: print(line, file=sys.stderr))
-    rows = smollm2_rows(path, arguments.llama_server, arguments.llama_server_note)
-    return 0 if write_record(path, rows, arguments.record_dir, arguments.keep) else 1
+    directory, keep = arguments.record_dir, arguments.keep
+    match arguments.subject:
+        case "tiny":
+            results = [write_record(ORACLES / f"{name}.gguf", tiny_rows(name), directory, keep) for name in TINY]
+        case "quants":
+            results = [record_quant_type(quant_type, directory, keep) for quant_type in sorted(STORED)]
+        case name:
+            path = resolve_model(name, lambda line: print(line, file=sys.stderr))
+            rows = model_rows(name, path, arguments.llama_server, arguments.llama_server_note)
+            results = [write_record(path, rows, directory, keep)]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The outside oracle for every plain family but llama: transformers over the weights of a GGUF, in float32, eager.
+"""The outside oracle for every plain family: transformers over the weights of a GGUF, in float32, eager.
 
 `python -m tests.parity.transformers_families` writes the logits that the ordinary tests compare with. Needs the oracle
 extra.
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.parity.compare import log_softmax
 from tests.parity.tiny_families import TinyFamily, write_family
-from tests.parity.transformers_oracle import GGUFContents, logits
+from tests.parity.transformers_oracle import GGUFContents, load_llama, logits
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
@@ -97,6 +98,8 @@ def load_model(path: Path) -> Any:
 
     contents = GGUFContents.read(path)
     architecture = contents.keys["general.architecture"]
+    if architecture == "llama":
+        return load_llama(path)
     config_class, model_class = (getattr(transformers, name) for name in CLASSES[architecture])
     config = config_class(**arguments(architecture, contents))
     with torch.device("meta"):
@@ -192,5 +195,31 @@ def write_oracles(folder: Path) -> None:
             print(f"{name}.npz")
 
 
+def write_gemma3(folder: Path) -> None:
+    """Gemma 3 270M on a page of real text: the five likeliest tokens at every fourth of 512 positions, and the NLL."""
+    from pocketllm.engine.text.tokenizer import Tokenizer
+    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from tests.parity.record import TEXT, nll
+
+    path = resolve_model("gemma3-270m", print)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+    ids = np.array(tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:512], np.int64)
+    theirs = logits(load_model(path), ids)
+    logprobs = log_softmax(theirs[::4])
+    top_ids = np.argsort(-logprobs, axis=-1)[:, :5]
+    top_logprobs = np.take_along_axis(logprobs, top_ids, axis=-1)
+    np.savez_compressed(
+        folder / "gemma3_270m_top5.npz",
+        input_ids=ids,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        nll=nll(theirs, ids),
+    )
+    print("gemma3_270m_top5.npz")
+
+
 if __name__ == "__main__":
     write_oracles(ORACLES)
+    write_gemma3(ORACLES)
