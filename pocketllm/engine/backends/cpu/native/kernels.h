@@ -30,6 +30,50 @@ struct Output {
     int64_t ld_residual;
 };
 
+// -- keys and values --------------------------------------------------------------------------------------------------
+enum class KvDtype : int32_t { kFloat32, kFloat16, kBFloat16, kInt8 };
+
+// How a cache of `num_blocks` blocks lies in memory: [block][layer], and of each layer, one after another,
+//   keys          [kv_heads][key_dim][block_size]
+//   values        [kv_heads][block_size][value_dim]
+//   key scales    [kv_heads][block_size] floats, with int8 only: a key is int8 · scale
+//   value scales  the same
+// so that what a sequence has not reached yet takes no memory, and one vector holds one dimension of 16 keys.
+struct KvLayout {
+    KvDtype dtype;
+    int32_t num_layers, kv_heads, key_dim, value_dim, num_blocks, block_size;
+    int64_t values_at, key_scales_at, value_scales_at;  // bytes from a layer's beginning
+    int64_t layer_bytes, block_bytes;
+};
+
+constexpr int kAttentionTile = 128;  // keys that are summed together, at fixed places; part of the numerics version
+constexpr int kAttentionRows = 12;   // most query rows of one call
+
+// Rows [first_row, last_row) of one sequence's queries: row = token * group + head, tokens of this step, heads that share
+// the key head. Query t stands at position seq_len - num_tokens + t and sees the `window` positions up to its own.
+struct AttentionRows {
+    const KvLayout* cache;
+    const uint8_t* layer;  // of block 0
+    const int32_t* blocks;
+    int32_t kv_head, group, first_row, last_row, num_tokens, seq_len, window;  // window 0: all
+    float scale, softcap;                                                   // softcap 0: none
+    const float* q;  // of token 0 and the group's first head
+    int64_t ld_q;
+    float* out;
+    int64_t ld_out;
+};
+
+constexpr int padded_lanes(int n) { return (n + 15) / 16 * 16; }
+
+// Floats of one tile's partial result for one row: the weighted sum of values, then largest score and sum of weights.
+constexpr int partial_floats(int value_dim) { return padded_lanes(value_dim) + 16; }
+
+// Floats of scratch for `attend` and `merge`.
+constexpr int64_t attention_scratch_floats(int key_dim, int value_dim) {
+    return kAttentionRows * (padded_lanes(key_dim) + kAttentionTile + 2 * partial_floats(value_dim)) +
+           int64_t(kAttentionTile) * (key_dim + value_dim + 2);
+}
+
 struct Kernels {
     const char* name;  // avx512vnni, avx512, avx2, portable, neon
 
@@ -49,8 +93,25 @@ struct Kernels {
     // Decode one row of a matrix to floats [cols]: embeddings, tests.
     void (*decode_row)(const Matrix& w, int row, float* out);
 
-    // -- everything between matrices (kernels/elementwise.*, kernels/attention.*) --------------------------------------
-    // Owned by the runtime's author; extend as needed.
+    // -- rows between matrices (elementwise/) -------------------------------------------------------------------------
+    // Each run of `width` values by itself: x / sqrt(mean(x²) + eps) · weight; out may be x.
+    void (*rms_norm)(const float* x, int64_t runs, int width, const float* weight, float eps, float* out);
+    // n values each; out may be one of the others.
+    void (*add)(const float* x, const float* y, int64_t n, float* out);
+    void (*scale)(const float* x, float by, int64_t n, float* out);
+    void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+    void (*gelu_mul)(const float* gate, const float* up, int64_t n, float* out);
+    // One token: turn the leading 2 · pairs values of each head; neighbors together, or one half with the other. out may be x.
+    void (*rope)(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs, bool half_split,
+                 float* out);
+
+    // -- attention (attention/) ---------------------------------------------------------------------------------------
+    // One token's keys and values [kv_heads * dim] of one layer into the cache's slot.
+    void (*store_kv)(const KvLayout& cache, uint8_t* layer, int64_t slot, const float* k, const float* v);
+    // Some query rows of one key head over tiles [first_tile, last_tile) of its keys, to `out` or to `partials`.
+    void (*attend)(const AttentionRows& rows, int first_tile, int last_tile, float* partials, float* scratch);
+    // The partials of tiles, in order, to `out`.
+    void (*merge)(const AttentionRows& rows, int num_tiles, const float* partials, float* scratch);
 };
 
 }  // namespace pocketllm

@@ -1,0 +1,1 @@
+"""The CPU backend: packed weights and native kernels, numpy at its edge, no torch."""

@@ -1,0 +1,180 @@
+"""The native library: found, opened once, and called through its plain C interface (native/abi.h).
+
+The library lies beside this file when the package was built with a compiler. `POCKETLLM_CPU_LIBRARY` names another
+file: for developers, who build it by hand.
+"""
+
+import ctypes
+import os
+import weakref
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pocketllm.errors import MachineError, UnsupportedFeatureError
+
+PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
+ABI_VERSION = 1
+"""kAbiVersion in native/abi.h."""
+REMEDY = "install a C++17 compiler and reinstall the package, or take --backend reference"
+
+
+class Step(ctypes.Structure):
+    """native/runtime/phase.h, `Step`: counts and addresses of one batch."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_logit_rows", c_int32),
+        ("num_sequences", c_int32),
+        ("table_width", c_int32),
+        *(
+            (name, c_void_p)
+            for name in (
+                "input_ids",
+                "positions",
+                "query_start_loc",
+                "seq_lens",
+                "block_table",
+                "slot_mapping",
+                "logit_rows",
+            )
+        ),
+    )
+
+
+class ProjectionPlan(ctypes.Structure):
+    """native/runtime/phases.h, `ProjectionPlan`."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("residual", c_void_p), ("out", c_void_p))
+
+
+class AttentionPlan(ctypes.Structure):
+    """native/runtime/phases.h, `AttentionPlan`."""
+
+    _fields_ = (("num_heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float))
+
+
+PHASES = {
+    "embed": (c_void_p, c_float, c_void_p),
+    "rms_norm": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_float, c_void_p),
+    "project": (c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_float, c_int32, c_int32, POINTER(ProjectionPlan)),
+    "angles": (c_void_p, c_int32, c_float, c_void_p),
+    "rope": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p),
+    "store_kv": (c_void_p, c_int32, c_void_p, c_void_p),
+    "attend": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_void_p),
+    "elementwise": (c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p),
+    "take": (c_void_p, c_int32, c_void_p),
+}
+"""Functions that append to a program, with their arguments after it."""
+
+OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "abi_version": (c_int32, ()),
+    "problem": (c_char_p, ()),
+    "usable_isas": (c_char_p, ()),
+    "engine_new": (c_void_p, (c_int32, c_char_p)),
+    "engine_free": (None, (c_void_p,)),
+    "engine_isa": (c_char_p, (c_void_p,)),
+    "matrix_new": (c_void_p, (c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p)),
+    "profile_start": (None, (c_void_p,)),
+    "profile_read": (c_char_p, (c_void_p, c_int32, POINTER(c_double))),
+    "kv_new": (c_void_p, (c_int32,) * 7),
+    "kv_free": (None, (c_void_p,)),
+    "kv_data": (c_void_p, (c_void_p, POINTER(c_int64))),
+    "program_new": (c_void_p, (c_void_p, c_int32)),
+    "program_free": (None, (c_void_p,)),
+    "run": (c_int32, (c_void_p, POINTER(Step))),
+}
+
+
+class Functions:
+    """The library's functions as attributes, without their prefix."""
+
+    def declare(self, whole: ctypes.CDLL, name: str, result: Any, arguments: tuple[Any, ...]) -> None:
+        """Say how one is called."""
+        function = getattr(whole, f"pocketllm_{name}")
+        function.restype, function.argtypes = result, arguments
+        setattr(self, name, function)
+
+
+def library_path() -> Path:
+    """Where the library is looked for."""
+    return Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libpocketllm_cpu.so"))
+
+
+@cache
+def open_library() -> Any:
+    """The library's functions without their prefix, arguments declared.
+
+    Raises UnsupportedFeatureError when the package was built without it, or it is not the one this file speaks to.
+    """
+    path = library_path()
+    if not path.exists():
+        raise UnsupportedFeatureError("backend cpu", [f"its native library {path} was not built: {REMEDY}"])
+    try:
+        whole = ctypes.CDLL(str(path))
+        functions: Any = Functions()
+        for name, (result, arguments) in OTHERS.items():
+            functions.declare(whole, name, result, arguments)
+        for name, more in PHASES.items():
+            functions.declare(whole, name, c_int32, (c_void_p, *more))
+    except (OSError, AttributeError) as error:
+        raise UnsupportedFeatureError("backend cpu", [f"{path} cannot be used: {error}"]) from error
+    if functions.abi_version() != ABI_VERSION:
+        reason = f"{path} has interface {functions.abi_version()} and the package needs {ABI_VERSION}: rebuild it"
+        raise UnsupportedFeatureError("backend cpu", [reason])
+    return functions
+
+
+def usable_isas() -> tuple[str, ...]:
+    """Instruction sets that the library has kernels for and this processor can run, best first."""
+    return tuple(open_library().usable_isas().decode().split())
+
+
+def refuse() -> Exception:
+    """What the last call of this thread failed with."""
+    problem = open_library().problem().decode()
+    return MachineError(f"cpu backend: {problem}") if problem == "out of memory" else ValueError(problem)
+
+
+class Native:
+    """An object of the library, freed with this one; what it needs is kept until then."""
+
+    def __init__(self, address: int | None, free: Any, *needs: Any) -> None:
+        if not address:
+            raise refuse()
+        self.address = address
+        self.needs = needs
+        if free is not None:
+            weakref.finalize(self, free, address)
+
+
+class Engine(Native):
+    """Threads, an instruction set, and the matrices that it keeps."""
+
+    def __init__(self, threads: int, isa: str | None) -> None:
+        self.library = open_library()
+        super().__init__(self.library.engine_new(threads, (isa or "").encode()), self.library.engine_free)
+
+    @property
+    def isa(self) -> str:
+        name: str = self.library.engine_isa(self.address).decode()
+        return name
+
+
+class Program(Native):
+    """A list of phases for steps of up to max_tokens."""
+
+    def __init__(self, engine: Engine, max_tokens: int) -> None:
+        library = self.library = engine.library
+        super().__init__(library.program_new(engine.address, max_tokens), library.program_free, engine)
+
+    def append(self, name: str, *arguments: Any) -> None:
+        """Call one of PHASES."""
+        if getattr(self.library, name)(self.address, *arguments):
+            raise refuse()
+
+    def run(self, step: Step) -> None:
+        """Run all phases; the batch's arrays must be alive."""
+        if self.library.run(self.address, step):
+            raise refuse()

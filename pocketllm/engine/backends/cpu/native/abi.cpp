@@ -1,0 +1,191 @@
+#include "abi.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "dispatch.h"
+#include "layouts/formats.h"
+#include "layouts/repack.h"
+
+using namespace pocketllm;
+
+namespace {
+
+thread_local std::string problem;
+
+// Whatever a function throws becomes `failed` and a sentence: nothing may leave through the C interface.
+template <class Result, class Function>
+Result guarded(Result failed, Function function) {
+    try {
+        return function();
+    } catch (const std::bad_alloc&) {
+        problem = "out of memory";
+    } catch (const std::exception& error) {
+        problem = error.what();
+    } catch (...) {
+        problem = "an unknown error";
+    }
+    return failed;
+}
+
+template <class Function>
+int32_t attempt(Function function) {
+    return guarded<int32_t>(1, [&] {
+        function();
+        return 0;
+    });
+}
+
+Buffer buffer(const float* data, int32_t width) { return {const_cast<float*>(data), width}; }
+
+Rows rows_of(int32_t rows) { return static_cast<Rows>(rows); }
+
+// A matrix's groups, repacked by all threads.
+class Repacking : public Phases {
+  public:
+    Repacking(const Matrix& matrix, const uint8_t* file, const int8_t* grid, uint8_t* groups)
+        : matrix_(matrix), file_(file), grid_(grid), groups_(groups) {}
+
+    int num_phases() const override { return 1; }
+    int num_chunks(int) override {
+        return int(std::min<int64_t>(num_groups(), 1 + int64_t(num_groups()) * int64_t(matrix_.group_bytes) / kChunkBytes));
+    }
+    void run_chunk(int, int chunk, int) override {
+        const int chunks = num_chunks(0);
+        repack(matrix_.format, file_, matrix_.rows, matrix_.cols, int(begin_of(num_groups(), chunk, chunks)),
+               int(begin_of(num_groups(), chunk + 1, chunks)), grid_, groups_);
+    }
+
+  private:
+    static constexpr int64_t kChunkBytes = 256 << 10;
+    int num_groups() const { return (matrix_.rows + kGroupRows - 1) / kGroupRows; }
+
+    const Matrix& matrix_;
+    const uint8_t* const file_;
+    const int8_t* const grid_;
+    uint8_t* const groups_;
+};
+
+}  // namespace
+
+int32_t pocketllm_abi_version() { return kAbiVersion; }
+
+const char* pocketllm_problem() { return problem.c_str(); }
+
+const char* pocketllm_usable_isas() { return usable_isas().c_str(); }
+
+Engine* pocketllm_engine_new(int32_t threads, const char* isa) {
+    return guarded<Engine*>(nullptr, [&] {
+        std::string why;
+        const Kernels* kernels = find_kernels(isa, why);
+        if (!kernels) throw Refusal(why);
+        return new Engine(kernels, threads);
+    });
+}
+
+void pocketllm_engine_free(Engine* engine) { delete engine; }
+
+const char* pocketllm_engine_isa(const Engine* engine) { return engine->kernels->name; }
+
+const Matrix* pocketllm_matrix_new(Engine* engine, int32_t format, const uint8_t* file, int64_t file_bytes, int32_t rows,
+                                   int32_t cols, const int8_t* grid) {
+    return guarded<const Matrix*>(nullptr, [&] {
+        const Layout layout = layout_of(format);
+        if (!layout.block_cols) throw Refusal("no kernels for matrices of GGUF type " + std::to_string(format));
+        if (rows < 1 || cols < 1 || cols % layout.block_cols ||
+            file_bytes != int64_t(rows) * (cols / layout.block_cols) * layout.block_bytes) {
+            throw Refusal("a matrix [" + std::to_string(rows) + ", " + std::to_string(cols) + "] of GGUF type " +
+                          std::to_string(format) + " in " + std::to_string(file_bytes) + " bytes");
+        }
+        Matrix matrix{format, rows, cols, group_bytes(format, cols), nullptr};
+        uint8_t* groups = engine->weights.allocate((rows + kGroupRows - 1) / kGroupRows * matrix.group_bytes);
+        matrix.data = groups;
+        Repacking work(matrix, file, grid, groups);
+        engine->pool.run(work);
+        engine->matrices.push_back(matrix);
+        return const_cast<const Matrix*>(&engine->matrices.back());
+    });
+}
+
+void pocketllm_profile_start(Engine* engine) { engine->profile.enabled = true; }
+
+const char* pocketllm_profile_read(const Engine* engine, int32_t kind, double* figures) {
+    if (kind < 0 || kind >= static_cast<int32_t>(Kind::kCount)) return nullptr;
+    const Profile::Entry& entry = engine->profile.entries[kind];
+    figures[0] = double(entry.calls);
+    figures[1] = entry.seconds;
+    figures[2] = entry.bytes;
+    figures[3] = entry.operations;
+    return name_of(static_cast<Kind>(kind));
+}
+
+KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_layers, int32_t kv_heads, int32_t key_dim, int32_t value_dim,
+                          int32_t num_blocks, int32_t block_size) {
+    return guarded<KvCache*>(nullptr, [&] {
+        return new KvCache(
+            kv_layout(static_cast<KvDtype>(dtype), num_layers, kv_heads, key_dim, value_dim, num_blocks, block_size));
+    });
+}
+
+void pocketllm_kv_free(KvCache* cache) { delete cache; }
+
+uint8_t* pocketllm_kv_data(KvCache* cache, int64_t* bytes) {
+    *bytes = int64_t(cache->region.bytes());
+    return cache->region.data();
+}
+
+Program* pocketllm_program_new(Engine* engine, int32_t max_tokens) {
+    return guarded<Program*>(nullptr, [&] { return new Program(*engine, max_tokens); });
+}
+
+void pocketllm_program_free(Program* program) { delete program; }
+
+int32_t pocketllm_run(Program* program, const Step* step) {
+    return attempt([&] { program->run(*step); });
+}
+
+int32_t pocketllm_embed(Program* program, const Matrix* table, float scale, float* out) {
+    return attempt([&] { add_embed(*program, *table, scale, buffer(out, table->cols)); });
+}
+
+int32_t pocketllm_rms_norm(Program* program, int32_t rows, const float* x, int32_t width, const float* weight,
+                           int32_t weight_width, float eps, float* out) {
+    return attempt([&] { add_rms_norm(*program, rows_of(rows), buffer(x, width), weight, weight_width, eps, out); });
+}
+
+int32_t pocketllm_project(Program* program, Engine* engine, int32_t rows, const float* x, int32_t width, const float* norm,
+                          float eps, int32_t exact, int32_t count, const ProjectionPlan* projections) {
+    return attempt([&] {
+        add_project(*program, *engine->kernels, rows_of(rows), buffer(x, width), norm, eps, exact != 0,
+                    {projections, projections + count});
+    });
+}
+
+int32_t pocketllm_angles(Program* program, const float* inv_freq, int32_t pairs, float magnitude, float* out) {
+    return attempt([&] { add_angles(*program, inv_freq, pairs, magnitude, out); });
+}
+
+int32_t pocketllm_rope(Program* program, const float* x, int32_t width, const float* angles, int32_t pairs,
+                       int32_t head_dim, int32_t half_split, float* out) {
+    return attempt([&] { add_rope(*program, buffer(x, width), angles, pairs, head_dim, half_split != 0, out); });
+}
+
+int32_t pocketllm_store_kv(Program* program, KvCache* cache, int32_t layer, const float* k, const float* v) {
+    return attempt([&] { add_store_kv(*program, *cache, layer, k, v); });
+}
+
+int32_t pocketllm_attend(Program* program, KvCache* cache, int32_t layer, const AttentionPlan* plan, const float* q,
+                         float* out) {
+    return attempt([&] { add_attend(*program, *cache, layer, *plan, q, out); });
+}
+
+int32_t pocketllm_elementwise(Program* program, int32_t what, int32_t rows, const float* x, int32_t width, const float* y,
+                              float* out) {
+    return attempt(
+        [&] { add_elementwise(*program, static_cast<Elementwise>(what), rows_of(rows), buffer(x, width), y, out); });
+}
+
+int32_t pocketllm_take(Program* program, const float* x, int32_t width, float* out) {
+    return attempt([&] { add_take(*program, buffer(x, width), out); });
+}

@@ -1,0 +1,163 @@
+// One tile of keys and values: where its strips of 16 keys are, and the two products over them.
+#pragma once
+
+#include "elementwise/floats.h"
+#include "kernels.h"
+
+namespace pocketllm::POCKETLLM_ISA {
+namespace {
+
+constexpr int kStrip = 16;
+constexpr int kStrips = kAttentionTile / kStrip;
+
+template <class Element>
+struct Tile {
+    const Element* keys[kStrips];  // dimension d of its 16 keys at d * key_stride
+    const Element* values[kStrips];  // [16][value_dim]
+    const float* key_scales[kStrips];
+    const float* value_scales[kStrips];
+    int64_t key_stride;
+};
+
+// Where strips [first, last) of tile `tile` are. Blocks that are not whole strips are gathered in `room`.
+template <class Element>
+void locate(const AttentionRows& rows, int tile, int first, int last, float* room, Tile<Element>& out) {
+    const KvLayout& cache = *rows.cache;
+    const int64_t size = cache.block_size, key_dim = cache.key_dim, value_dim = cache.value_dim, head = rows.kv_head;
+    const bool whole = size % kStrip == 0;
+    Element* keys = (Element*)room;
+    Element* values = keys + kAttentionTile * key_dim;
+    float* scales = room + kAttentionTile * (key_dim + value_dim);
+    out.key_stride = whole ? size : kStrip;
+    for (int strip = first; strip < last; ++strip) {
+        const int64_t at = int64_t(tile) * kAttentionTile + strip * kStrip;
+        if (!whole) {
+            out.keys[strip] = keys + strip * kStrip * key_dim;
+            out.values[strip] = values + strip * kStrip * value_dim;
+            out.key_scales[strip] = scales + strip * kStrip;
+            out.value_scales[strip] = scales + kAttentionTile + strip * kStrip;
+        }
+        for (int64_t key = at; key < at + kStrip && key < rows.seq_len; ++key) {
+            const uint8_t* place = rows.layer + rows.blocks[key / size] * cache.block_bytes;
+            const int64_t offset = key % size;
+            const Element* k = (const Element*)place + head * key_dim * size + offset;
+            const Element* v = (const Element*)(place + cache.values_at) + (head * size + offset) * value_dim;
+            const float* k_scale = (const float*)(place + cache.key_scales_at) + head * size + offset;
+            const float* v_scale = (const float*)(place + cache.value_scales_at) + head * size + offset;
+            if (whole) {
+                out.keys[strip] = k;
+                out.values[strip] = v;
+                out.key_scales[strip] = k_scale;
+                out.value_scales[strip] = v_scale;
+                break;
+            }
+            const int64_t lane = key - at;
+            for (int64_t d = 0; d < key_dim; ++d) keys[(strip * key_dim + d) * kStrip + lane] = k[d * size];
+            std::memcpy(values + (strip * kStrip + lane) * value_dim, v, value_dim * sizeof(Element));
+            if (cache.dtype == KvDtype::kInt8) {
+                scales[strip * kStrip + lane] = *k_scale;
+                scales[kAttentionTile + strip * kStrip + lane] = *v_scale;
+            }
+        }
+    }
+}
+
+// Scores of R rows with S strips: q [R][ld_q] · keys → out [R][kAttentionTile].
+template <int R, int S, class Element>
+inline void score_block(const float* q, int ld_q, int key_dim, const Tile<Element>& tile, int strip, float* out) {
+    Floats sums[R][S];
+    for (int r = 0; r < R; ++r)
+        for (int s = 0; s < S; ++s) sums[r][s] = all(0.0f);
+    for (int d = 0; d < key_dim; ++d) {
+        Floats keys[S];
+        for (int s = 0; s < S; ++s) keys[s] = load(tile.keys[strip + s] + d * tile.key_stride);
+        for (int r = 0; r < R; ++r) {
+            const Floats one = all(q[r * ld_q + d]);
+            for (int s = 0; s < S; ++s) sums[r][s] = fma(one, keys[s], sums[r][s]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int s = 0; s < S; ++s) store(out + r * kAttentionTile + (strip + s) * kStrip, sums[r][s]);
+}
+
+template <int R, int S, class Element>
+void score_rows(const float* q, int ld_q, int key_dim, const Tile<Element>& tile, int first, int last, float* out) {
+    int strip = first;
+    for (; strip + S <= last; strip += S) score_block<R, S>(q, ld_q, key_dim, tile, strip, out);
+    for (; strip < last; ++strip) score_block<R, 1>(q, ld_q, key_dim, tile, strip, out);
+}
+
+// As many rows at once as there are registers for.
+template <class Element>
+void score(const float* q, int ld_q, int rows, int key_dim, const Tile<Element>& tile, int first, int last, float* out) {
+    int row = 0;
+    const auto take = [&](auto block, auto strips) {
+        constexpr int R = decltype(block)::value, S = decltype(strips)::value;
+        for (; row + R <= rows; row += R) {
+            score_rows<R, S>(q + row * ld_q, ld_q, key_dim, tile, first, last, out + row * kAttentionTile);
+        }
+    };
+    if (kNative == 16) take(Int<12>(), Int<2>());
+    if (kNative >= 8) take(Int<4>(), Int<kNative == 16 ? 4 : 1>());
+    take(Int<3>(), Int<kNative == 16 ? 4 : 1>());
+    take(Int<2>(), Int<kNative == 16 ? 4 : 1>());
+    take(Int<1>(), Int<kNative == 16 ? 8 : 2>());
+}
+
+// sums [R][ld] += weights [R][kAttentionTile] · values over keys [first, last) and V vectors of dimensions.
+template <int R, int V, class Element>
+inline void mix_block(const float* weights, const Tile<Element>& tile, int value_dim, int first, int last, float* sums,
+                      int ld) {
+    Floats acc[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * ld + v * kLanes);
+    for (int key = first; key < last;) {
+        const int strip = key / kStrip, end = (strip + 1) * kStrip < last ? (strip + 1) * kStrip : last;
+        const Element* from = tile.values[strip] + int64_t(key % kStrip) * value_dim;
+        for (; key < end; ++key, from += value_dim) {
+            Floats values[V];
+            for (int v = 0; v < V; ++v) values[v] = load(from + v * kLanes);
+            for (int r = 0; r < R; ++r) {
+                const Floats one = all(weights[r * kAttentionTile + key]);
+                for (int v = 0; v < V; ++v) acc[r][v] = fma(one, values[v], acc[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(sums + r * ld + v * kLanes, acc[r][v]);
+}
+
+// Lanes past value_dim hold the next key's values; they are never read.
+template <int R, class Element>
+void mix_rows(const float* weights, const Tile<Element>& tile, int value_dim, int first, int last, float* sums, int ld) {
+    int at = 0;
+    Tile<Element> moved = tile;
+    const auto take = [&](auto block) {
+        constexpr int V = decltype(block)::value;
+        for (; at + V * kLanes <= padded_lanes(value_dim); at += V * kLanes) {
+            for (int strip = first / kStrip; strip * kStrip < last; ++strip) moved.values[strip] = tile.values[strip] + at;
+            mix_block<R, V>(weights, moved, value_dim, first, last, sums + at, ld);
+        }
+    };
+    if (kNative == 16) take(Int<4>());
+    if (kNative >= 8) take(Int<2>());
+    take(Int<1>());
+}
+
+template <class Element>
+void mix(const float* weights, int rows, const Tile<Element>& tile, int value_dim, int first, int last, float* sums, int ld) {
+    int row = 0;
+    const auto take = [&](auto block) {
+        constexpr int R = decltype(block)::value;
+        for (; row + R <= rows; row += R) {
+            mix_rows<R>(weights + row * kAttentionTile, tile, value_dim, first, last, sums + row * ld, ld);
+        }
+    };
+    if (kNative == 16) take(Int<6>());
+    take(Int<3>());
+    take(Int<2>());
+    take(Int<1>());
+}
+
+}  // namespace
+}  // namespace pocketllm::POCKETLLM_ISA

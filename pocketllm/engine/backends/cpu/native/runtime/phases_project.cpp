@@ -1,0 +1,145 @@
+// A projection: rows are normed and quantized once, then multiplied with every matrix.
+#include <algorithm>
+#include <string>
+
+#include "layouts/formats.h"
+#include "runtime/phases.h"
+
+namespace pocketllm {
+
+namespace {
+
+// Where rows lie in the shared room on their way into the matrices: floats if any matrix wants those, then int8.
+struct Way {
+    const Kernels& kernels;
+    Rows rows;
+    Buffer x;
+    const float* norm;
+    float eps;
+    bool floats, int8;
+
+    size_t row_bytes() const { return kernels.quantized_bytes(x.width); }
+    // floats that are not normed are multiplied where they are
+    bool copies_floats() const { return floats && norm; }
+    size_t float_bytes(const Step& step) const {
+        return copies_floats() ? (size_t(step.rows(rows)) * x.width * sizeof(float) + 63) / 64 * 64 : 0;
+    }
+    size_t shared_bytes(const Step& step) const { return float_bytes(step) + (int8 ? step.rows(rows) * row_bytes() : 0); }
+};
+
+class QuantizePhase : public Phase {
+  public:
+    explicit QuantizePhase(const Way& way) : Phase(way.int8 ? Kind::kQuantize : Kind::kNorm), way_(way) {}
+
+    Room prepare(const Step& step, int) override { return {way_.shared_bytes(step), 0}; }
+
+    int num_chunks(const Step& step, int threads) const override {
+        return row_chunks(step.rows(way_.rows), 2 * way_.x.width, threads);
+    }
+
+    void run(const Run& run, int chunk, int num_chunks) const override {
+        const int rows = run.step.rows(way_.rows), width = way_.x.width;
+        const int first = int(begin_of(rows, chunk, num_chunks)), last = int(begin_of(rows, chunk + 1, num_chunks));
+        if (way_.copies_floats()) {
+            const int64_t at = int64_t(first) * width;
+            run.kernels.rms_norm(way_.x.data + at, last - first, width, way_.norm, way_.eps,
+                                 reinterpret_cast<float*>(run.shared) + at);
+        }
+        if (way_.int8) {
+            run.kernels.quantize(way_.x.data, width, width, first, last, way_.norm, way_.eps,
+                                 run.shared + way_.float_bytes(run.step));
+        }
+    }
+
+  private:
+    const Way way_;
+};
+
+// All matrices of one call, as if they were one: chunks are cut by bytes, anywhere between two groups of rows.
+class MultiplyPhase : public Phase {
+  public:
+    MultiplyPhase(const Way& way, bool exact, std::vector<ProjectionPlan> projections)
+        : Phase(Kind::kMultiply), way_(way), exact_(exact), projections_(std::move(projections)) {
+        for (const ProjectionPlan& projection : projections_) {
+            total_bytes_ += int64_t(groups_of(projection)) * projection.weight->group_bytes;
+            total_groups_ += groups_of(projection);
+        }
+    }
+
+    int num_chunks(const Step& step, int threads) const override {
+        if (step.rows(way_.rows) == 0) return 0;
+        if (threads == 1) return 1;
+        const int64_t worth = std::max<int64_t>(threads, total_bytes_ / kChunkBytes);
+        return int(std::min<int64_t>({worth, threads * kChunksPerThread * 2, total_groups_}));
+    }
+
+    void run(const Run& run, int chunk, int num_chunks) const override {
+        const int rows = run.step.rows(way_.rows);
+        const int at_once = std::max(kTile, int(kCacheBytes / way_.row_bytes()) / kTile * kTile);
+        for (int row = 0; row < rows; row += at_once) {
+            multiply(run, begin_of(total_bytes_, chunk, num_chunks), begin_of(total_bytes_, chunk + 1, num_chunks), row,
+                     std::min(at_once, rows - row));
+        }
+    }
+
+    double bytes(const Step& step) const override { return step.rows(way_.rows) ? double(total_bytes_) : 0; }
+    double operations(const Step& step) const override {
+        double elements = 0;
+        for (const ProjectionPlan& projection : projections_) elements += double(projection.weight->rows) * way_.x.width;
+        return 2 * elements * step.rows(way_.rows);
+    }
+
+  private:
+    static constexpr int64_t kChunkBytes = 32 << 10;  // less is not worth a handshake
+    static constexpr size_t kCacheBytes = 384 << 10;  // of rows that are multiplied at once: they stay in the L2 cache
+    static constexpr int kTile = 16;
+
+    static int groups_of(const ProjectionPlan& projection) { return (projection.weight->rows + kGroupRows - 1) / kGroupRows; }
+
+    // Groups whose first byte is in [first_byte, last_byte) of all matrices, for some rows.
+    void multiply(const Run& run, int64_t first_byte, int64_t last_byte, int row, int count) const {
+        int64_t before = 0;
+        for (const ProjectionPlan& projection : projections_) {
+            const Matrix& w = *projection.weight;
+            const int64_t size = int64_t(w.group_bytes), groups = groups_of(projection);
+            const auto group_at = [&](int64_t byte) {
+                return byte <= before ? 0 : int(std::min((byte - before + size - 1) / size, groups));
+            };
+            const int first = group_at(first_byte), last = group_at(last_byte);
+            before += size * groups;
+            if (first >= last) continue;
+            const Output out{projection.out + int64_t(row) * w.rows, w.rows, projection.bias,
+                             projection.residual ? projection.residual + int64_t(row) * w.rows : nullptr, w.rows};
+            if (exact_ || is_float_format(w.format)) {
+                const float* x = way_.copies_floats() ? reinterpret_cast<const float*>(run.shared) : way_.x.data;
+                run.kernels.matmul_f32(w, x + int64_t(row) * way_.x.width, way_.x.width, count, first, last, out);
+            } else {
+                const uint8_t* x = run.shared + way_.float_bytes(run.step) + row * way_.row_bytes();
+                run.kernels.matmul(w, x, count, first, last, out);
+            }
+        }
+    }
+
+    const Way way_;
+    const bool exact_;
+    const std::vector<ProjectionPlan> projections_;
+    int64_t total_bytes_ = 0, total_groups_ = 0;
+};
+
+}  // namespace
+
+void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps, bool exact,
+                 const std::vector<ProjectionPlan>& projections) {
+    Way way{kernels, rows, x, norm, eps, false, false};
+    for (const ProjectionPlan& projection : projections) {
+        if (projection.weight->cols != x.width) {
+            throw Refusal("a matrix of " + std::to_string(projection.weight->cols) + " columns cannot take rows of " +
+                          std::to_string(x.width));
+        }
+        (exact || is_float_format(projection.weight->format) ? way.floats : way.int8) = true;
+    }
+    if (way.int8 || way.copies_floats()) program.add(std::make_unique<QuantizePhase>(way));
+    program.add(std::make_unique<MultiplyPhase>(way, exact, projections));
+}
+
+}  // namespace pocketllm

@@ -1,0 +1,104 @@
+// Phases that work on each row by itself.
+#include <cmath>
+#include <cstring>
+
+#include "runtime/phases.h"
+
+namespace pocketllm {
+
+namespace {
+
+// A phase that is a function of a range of rows.
+template <class Function>
+class RowPhase : public Phase {
+  public:
+    RowPhase(Kind kind, Rows rows, int64_t work, Function function)
+        : Phase(kind), rows_(rows), work_(work), function_(function) {}
+
+    int num_chunks(const Step& step, int threads) const override { return row_chunks(step.rows(rows_), work_, threads); }
+
+    void run(const Run& run, int chunk, int num_chunks) const override {
+        const int64_t rows = run.step.rows(rows_);
+        function_(run, begin_of(rows, chunk, num_chunks), begin_of(rows, chunk + 1, num_chunks));
+    }
+
+  private:
+    const Rows rows_;
+    const int64_t work_;  // floats of a row
+    const Function function_;
+};
+
+template <class Function>
+void add_rows(Program& program, Kind kind, Rows rows, int64_t work, Function function) {
+    program.add(std::make_unique<RowPhase<Function>>(kind, rows, work, function));
+}
+
+void lower(int64_t& limit, int64_t to) {
+    if (to < limit) limit = to;
+}
+
+}  // namespace
+
+void add_embed(Program& program, const Matrix& table, float scale, Buffer out) {
+    lower(program.limits.input_ids, table.rows);
+    add_rows(program, Kind::kEmbed, Rows::kTokens, out.width, [=, &table](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            float* to = out.data + row * out.width;
+            run.kernels.decode_row(table, run.step.input_ids[row], to);
+            if (scale != 1.0f) run.kernels.scale(to, scale, out.width, to);
+        }
+    });
+}
+
+void add_rms_norm(Program& program, Rows rows, Buffer x, const float* weight, int weight_width, float eps, float* out) {
+    const int64_t runs = x.width / weight_width;
+    add_rows(program, Kind::kNorm, rows, x.width, [=](const Run& run, int64_t first, int64_t last) {
+        const int64_t at = first * x.width;
+        run.kernels.rms_norm(x.data + at, (last - first) * runs, weight_width, weight, eps, out + at);
+    });
+}
+
+void add_angles(Program& program, const float* inv_freq, int pairs, float magnitude, float* out) {
+    constexpr int kWorkOfOne = 64;  // a cosine and a sine in float64, in floats that are merely copied
+    add_rows(program, Kind::kAngles, Rows::kTokens, int64_t(pairs) * kWorkOfOne, [=](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            float* to = out + row * 2 * pairs;
+            for (int pair = 0; pair < pairs; ++pair) {
+                const double angle = double(run.step.positions[row]) * double(inv_freq[pair]);
+                to[pair] = float(std::cos(angle) * magnitude);
+                to[pairs + pair] = float(std::sin(angle) * magnitude);
+            }
+        }
+    });
+}
+
+void add_rope(Program& program, Buffer x, const float* angles, int pairs, int head_dim, bool half_split, float* out) {
+    const int heads = x.width / head_dim;
+    add_rows(program, Kind::kRope, Rows::kTokens, x.width, [=](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const float* turn = angles + row * 2 * pairs;
+            run.kernels.rope(x.data + row * x.width, heads, head_dim, turn, turn + pairs, pairs, half_split, out + row * x.width);
+        }
+    });
+}
+
+void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, const float* y, float* out) {
+    const int64_t work = what == Elementwise::kAdd ? x.width : 4 * int64_t(x.width);
+    add_rows(program, Kind::kElementwise, rows, work, [=](const Run& run, int64_t first, int64_t last) {
+        const auto function = what == Elementwise::kAdd       ? run.kernels.add
+                              : what == Elementwise::kSiluMul ? run.kernels.silu_mul
+                                                              : run.kernels.gelu_mul;
+        const int64_t at = first * x.width, end = last * x.width;
+        function(x.data + at, y + at, end - at, out + at);
+    });
+}
+
+void add_take(Program& program, Buffer x, float* out) {
+    add_rows(program, Kind::kTake, Rows::kLogitRows, x.width, [=](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            std::memcpy(out + row * x.width, x.data + run.step.logit_rows[row] * int64_t(x.width), x.width * sizeof(float));
+        }
+    });
+}
+
+}  // namespace pocketllm

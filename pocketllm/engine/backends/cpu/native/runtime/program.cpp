@@ -1,0 +1,98 @@
+#include "runtime/program.h"
+
+#include <algorithm>
+#include <string>
+
+namespace pocketllm {
+
+namespace {
+
+std::string outside(const char* what, int64_t value, int64_t limit) {
+    return std::string(what) + " " + std::to_string(value) + " is outside 0 to " + std::to_string(limit - 1);
+}
+
+template <class Number>
+void check_each(const char* what, const Number* values, int64_t count, int64_t limit) {
+    for (int64_t i = 0; i < count; ++i) {
+        if (values[i] < 0 || values[i] >= limit) throw Refusal(outside(what, values[i], limit));
+    }
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+    static const char* const names[] = {"embed", "norm", "quantize", "multiply", "angles",
+                                        "rope",  "store_kv", "attend",   "elementwise",   "take"};
+    return names[static_cast<int>(kind)];
+}
+
+// Everything that is used as an index below, once for all phases.
+void Program::check(const Step& step) const {
+    const int tokens = step.tokens(), logit_rows = step.rows(Rows::kLogitRows);
+    if (tokens < 0 || tokens > limits.tokens) {
+        throw Refusal("a step of " + std::to_string(tokens) + " tokens in a program for " + std::to_string(limits.tokens));
+    }
+    if (step.logit_rows) check_each("row", step.logit_rows, logit_rows, tokens);
+    if (limits.input_ids != INT32_MAX) check_each("token id", step.input_ids, tokens, limits.input_ids);
+    if (limits.slots != INT64_MAX) check_each("cache slot", step.slot_mapping, tokens, limits.slots);
+    if (!limits.block_size) return;
+    for (int row = 0; row < step.num_sequences; ++row) {
+        const int first = step.query_start_loc[row], last = step.query_start_loc[row + 1], length = step.seq_lens[row];
+        if (first < 0 || last < first || last > tokens) throw Refusal(outside("query start", last, tokens + 1));
+        const int64_t blocks = (length + limits.block_size - 1) / limits.block_size;
+        if (length < last - first || blocks > step.table_width) {
+            throw Refusal("a sequence of " + std::to_string(length) + " tokens, " + std::to_string(last - first) +
+                          " of them new, has " + std::to_string(step.table_width) + " blocks");
+        }
+        check_each("cache block", step.block_table + int64_t(row) * step.table_width, blocks, limits.blocks);
+    }
+}
+
+void Program::run(const Step& step) {
+    check(step);
+    Room room;
+    for (const auto& phase : phases_) {
+        const Room wanted = phase->prepare(step, engine_.pool.threads());
+        room.shared = std::max(room.shared, wanted.shared);
+        room.each = std::max(room.each, wanted.each);
+    }
+    if (room.shared > shared_.bytes()) shared_ = Region(room.shared);
+    if (room.each > each_bytes_) {
+        // whole pages, so that no two threads write to one line
+        const size_t bytes = (room.each + 4095) / 4096 * 4096;
+        each_ = Region(bytes * engine_.pool.threads());
+        each_bytes_ = bytes;
+    }
+    step_ = &step;
+    open_phase_ = -1;
+    engine_.pool.run(*this);
+    if (engine_.profile.enabled) note_time(-1);
+}
+
+int Program::num_chunks(int phase) {
+    if (engine_.profile.enabled) note_time(phase);
+    open_chunks_ = phases_[phase]->num_chunks(*step_, engine_.pool.threads());
+    return open_chunks_;
+}
+
+void Program::run_chunk(int phase, int chunk, int worker) {
+    const Run run{*engine_.kernels, *step_, engine_.pool.threads(), shared_.data(), each_.data() + worker * each_bytes_};
+    phases_[phase]->run(run, chunk, open_chunks_);
+}
+
+// The open phase has ended, and `next` opens.
+void Program::note_time(int next) {
+    const auto now = std::chrono::steady_clock::now();
+    if (open_phase_ >= 0) {
+        const Phase& phase = *phases_[open_phase_];
+        Profile::Entry& entry = engine_.profile.entries[static_cast<int>(phase.kind)];
+        entry.calls += 1;
+        entry.seconds += std::chrono::duration<double>(now - opened_).count();
+        entry.bytes += phase.bytes(*step_);
+        entry.operations += phase.operations(*step_);
+    }
+    open_phase_ = next;
+    opened_ = now;
+}
+
+}  // namespace pocketllm
