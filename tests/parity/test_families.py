@@ -181,6 +181,15 @@ def test_local_layers_that_rotate_like_global_ones_are_seen(name: str, tmp_path:
         assert nmse(got, expected["logits"]) > 10 * TOLERANCE
 
 
+def test_a_smollm3_layer_that_rotates_and_should_not_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = np.load(ORACLES / "smollm3.npz")
+    driver = Driver(write_family(tmp_path / "x.gguf", SPECS["smollm3"]))
+    monkeypatch.setattr("pocketllm.engine.models.families.smollm3.PERIOD", 6)
+    [got] = driver.run([expected["input_ids"].tolist()], chunks(24, 24))
+
+    assert nmse(got, expected["logits"]) > 10 * TOLERANCE
+
+
 def test_logits_that_are_not_capped_are_seen() -> None:
     expected = np.load(ORACLES / "gemma2.npz")
     driver = Driver(ORACLES / "gemma2.gguf")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tests.parity.compare import log_softmax
 from tests.parity.tiny_families import TinyFamily, write_family
-from tests.parity.transformers_oracle import GGUFContents, load_llama, logits
+from tests.parity.transformers_oracle import GGUFContents, in_transformers_order, load_llama, logits
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
@@ -64,11 +64,13 @@ SPECS: Mapping[str, TinyFamily] = {
         },
         tied=False,
     ),
+    "smollm3": TinyFamily("smollm3", 28, {"block_count": 5}),
     "olmo2_one_key_head": TinyFamily("olmo2", 27, {"attention.head_count_kv": 1, "rope.freq_base": 5e5}),
 }
 """Checkpoints whose logits are committed as oracles/<name>.npz."""
 
 CLASSES = {
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
@@ -106,8 +108,11 @@ def load_model(path: Path) -> Any:
         model = model_class(config)
     state = {}
     for name, values in contents.tensors.items():
-        stored_plus_one = architecture.startswith("gemma") and "norm" in name
-        state[hf_name(architecture, name)] = torch.from_numpy(np.array(values - 1 if stored_plus_one else values))
+        if architecture.startswith("gemma") and "norm" in name:
+            values = values - 1  # stored with it
+        if architecture == "smollm3" and name.startswith("blk."):
+            values = in_transformers_order(name, values, config.num_attention_heads, config.num_key_value_heads)
+        state[hf_name(architecture, name)] = torch.from_numpy(np.array(values))
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model.load_state_dict(state, strict=False, assign=True)
     assert {name for name, _ in model.named_parameters()} <= set(state)
@@ -137,6 +142,7 @@ def arguments(architecture: str, contents: GGUFContents) -> dict[str, Any]:
         "rms_norm_eps": key("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(key),
         "tie_word_embeddings": "output.weight" not in contents.tensors,
+        "pad_token_id": 0,
         "attn_implementation": "eager",
     }
     if not architecture.startswith("gemma"):

@@ -16,7 +16,7 @@ from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import GGUFError
 from tests.parity.tiny_families import TinyFamily, write_family
 
-FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2")
+FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3")
 
 
 def unmet(path: Path, architecture: str, keys: dict[str, Any] | None = None, **tensors: Any) -> list[str]:
@@ -72,6 +72,7 @@ def test_a_header_that_asks_for_something_else_is_refused_with_the_key(
         ("qwen2", "attention.sliding_window", 64),
         ("qwen3", "attention.sliding_window", 64),
         ("olmo2", "attention.sliding_window", 64),
+        ("smollm3", "attention.sliding_window", 64),
         ("gemma2", "rope.freq_base_swa", 5000.0),
         ("gemma3", "final_logit_softcapping", 30.0),
         ("qwen3", "attn_logit_softcapping", 30.0),
@@ -91,6 +92,7 @@ def test_a_feature_of_another_family_is_refused(architecture: str, key: str, val
         ("gemma2", "blk.0.post_ffw_norm.weight"),
         ("gemma3", "blk.1.attn_k_norm.weight"),
         ("olmo2", "blk.1.post_attention_norm.weight"),
+        ("smollm3", "blk.1.attn_norm.weight"),
     ],
 )
 def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path) -> None:
@@ -105,6 +107,7 @@ def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path)
         ("gemma2", "blk.0.attn_q_norm.weight"),
         ("gemma3", "blk.0.attn_q.bias"),
         ("olmo2", "blk.0.attn_norm.weight"),
+        ("smollm3", "blk.0.attn_q_norm.weight"),
     ],
 )
 def test_a_tensor_that_would_be_ignored_is_a_reason(architecture: str, name: str, tmp_path: Path) -> None:
