@@ -134,6 +134,41 @@ def test_prompt_logits_survive_preemption_and_neighbors() -> None:
     assert model.num_calls > 0
 
 
+def test_sixteen_that_wait_are_admitted_in_one_forward_pass_with_a_row_of_logits_each() -> None:
+    loop, _, model = fake_loop(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=256)
+    inboxes = [submit(loop, [number, 2, 3, 4][: 1 + number % 4], str(number), max_tokens=3) for number in range(16)]
+    loop.step()
+    [wave] = model.batches
+
+    assert wave.num_seqs == 16
+    assert wave.num_tokens == 40
+    assert wave.logit_rows.tolist() == (wave.query_start_loc[1:] - 1).tolist()
+    assert all(len(inbox.token_ids) == 1 for inbox in inboxes)
+    run(loop)
+    assert model.num_calls == 3
+
+
+def test_a_chunk_that_ends_before_its_prompt_does_asks_for_no_logits() -> None:
+    class Counted(FakeModel):
+        rows: list[int]
+
+        def logits(self, hidden: Any) -> Any:
+            self.rows.append(len(hidden))
+            return hidden
+
+    model = Counted(64, 4)
+    model.rows = []
+    loop, _, _ = fake_loop(model, prefill_chunk=8, max_num_batched_tokens=16)
+    submit(loop, [1] * 20, "long", max_tokens=2)
+    for _ in range(2):
+        loop.step()
+    submit(loop, [2], "short", max_tokens=1)
+    run(loop)
+
+    assert [len(batch.logit_rows) for batch in model.batches] == [0, 0, 2, 1]
+    assert model.rows == [2, 1]
+
+
 # -- the end of a request
 def end_of(prompt: list[int]) -> int:
     return greedy_reference(prompt, 1)[0]

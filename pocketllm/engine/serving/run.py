@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ EXIT_INTERRUPTED = 130
 BACKLOG = 128
 FLUSH_S = 2.0
 """What answers may take to leave once their requests have ended."""
+SWITCH_S = 0.001
+"""How long reading a request may keep the engine's thread from its next step, before Python has it yield."""
 ECHO_S = 0.3
 """Launchers forward a signal that the whole process group got as well: so soon after the first it is the same one."""
 
@@ -111,6 +114,7 @@ class Process:
 
     def run(self) -> int:
         """Serve until a signal; the exit code. What loading raises is raised here, once the socket is closed."""
+        sys.setswitchinterval(SWITCH_S)
         asyncio.run(self._main())
         engine = self._server.engine
         if engine is not None:
