@@ -93,6 +93,40 @@ def test_requests_that_run_at_once_share_the_blocks_of_one_that_runs_already() -
     assert scheduler.pool.num_used == len({*old.block_ids, *young.block_ids})
 
 
+def test_equal_prompts_that_come_together_are_computed_once() -> None:
+    loop, _, model = fake_loop(max_num_batched_tokens=64)
+    ends: list[Any] = []
+    for name in "abcd":
+        loop.submit(Request(name, PROMPT, SamplingParams(temperature=0.0, max_tokens=2)), ends.append)
+    while loop.step():
+        pass
+
+    assert [batch.num_seqs for batch in model.batches] == [1, 1, 4, 4]
+    assert [event.num_cached_tokens for event in ends if isinstance(event, FinishEvent)] == [0, 16, 16, 16]
+    for name in "abcd":
+        ids = [event.token_id for event in ends if isinstance(event, TokenEvent) and event.request_id == name]
+        assert ids == greedy_reference(PROMPT, 2)
+
+
+def test_a_prompt_that_is_scored_waits_for_nobody() -> None:
+    loop, _, model = fake_loop(max_num_batched_tokens=64)
+    loop.submit(Request("answered", PROMPT, SamplingParams(temperature=0.0, max_tokens=2)), lambda event: None)
+    loop.submit(Request("scored", PROMPT, SamplingParams(), wants_prompt_logits=True), lambda event: None)
+    loop.step()
+
+    assert model.batches[0].num_seqs == 2
+
+
+def test_a_short_common_beginning_is_not_worth_waiting_for() -> None:
+    loop, _, model = fake_loop(max_num_batched_tokens=64, prefill_chunk=32)
+    for name in "ab":
+        prompt = PROMPT[:5] + [ord(name) - 64] * 14
+        loop.submit(Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=2)), lambda event: None)
+    loop.step()
+
+    assert model.batches[0].num_seqs == 2
+
+
 def test_a_salt_keeps_prompts_apart() -> None:
     loop, _, _ = fake_loop()
     answer(loop, PROMPT, salt="mine")
@@ -287,7 +321,7 @@ def check_pool(scheduler: Scheduler) -> None:
 # -- a real model
 @pytest.fixture(scope="module")
 def engine(tiny_gguf: Path) -> Iterator[Engine]:
-    with load_engine(EngineOptions(model=str(tiny_gguf), prefill_chunk=16, block_size=8, threads=1)) as engine:
+    with load_engine(EngineOptions(str(tiny_gguf), "reference", prefill_chunk=16, block_size=8, threads=1)) as engine:
         yield engine
 
 

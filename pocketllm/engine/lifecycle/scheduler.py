@@ -152,7 +152,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             self._take_cached(request)
-            if not self._fits(request):
+            if self._is_better_later(request) or not self._fits(request):
                 self._release(request)
                 return  # the head of the line waits, and nobody passes it
             self.waiting.popleft()
@@ -171,6 +171,10 @@ class Scheduler:
             self.pool.share(request.block_ids)
             request.num_kept_blocks = len(request.block_ids)
             request.num_computed_tokens = len(request.block_ids) * self.limits.block_size
+
+    def _is_better_later(self, request: Request) -> bool:
+        cache = self.prefix_cache
+        return cache is not None and cache.is_worth_waiting(request, self.running)
 
     def _count_cached(self, request: Request) -> None:
         if self.prefix_cache is not None:

@@ -6,6 +6,7 @@ geometry and a request's salt. Only full blocks are shared, and a shared block i
 """
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool
@@ -44,6 +45,25 @@ class PrefixCache:
                 break
             blocks.append(block)
         return blocks
+
+    def is_worth_waiting(self, request: Request, running: Iterable[Request]) -> bool:
+        """Whether a running request is about to compute half or more of what the request, with its blocks, still needs.
+
+        So n answers to one prompt, submitted together, cost one prefill.
+        """
+        if request.wants_prompt_logits:
+            return False
+        missing = request.num_tokens - request.num_computed_tokens
+        return any(2 * self._num_coming(request, other) >= missing for other in running)
+
+    def _num_coming(self, request: Request, other: Request) -> int:
+        first = index = len(request.block_ids)
+        if first < other.num_kept_blocks:
+            return 0  # it has been computed, and would have been found if it were the same
+        last = min(request.num_tokens - 1, other.num_tokens) // self._block_size
+        while index < last and self._key(request, index) == self._key(other, index):
+            index += 1
+        return (index - first) * self._block_size
 
     def count(self, request: Request, num_hit_tokens: int) -> None:
         """Book an admission."""
