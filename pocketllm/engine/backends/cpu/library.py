@@ -1,4 +1,4 @@
-"""The native library: found, opened once, and called through its plain C interface (native/abi.h).
+"""The native library: found, opened once, and called through its plain C interface (native/runtime/abi.h).
 
 The library lies beside this file when the package was built with a compiler. `POCKETLLM_CPU_LIBRARY` names another
 file: for developers, who build it by hand.
@@ -12,12 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import MachineError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
 ABI_VERSION = 1
-"""kAbiVersion in native/abi.h."""
-REMEDY = "install a C++17 compiler and reinstall the package, or take --backend reference"
+"""kAbiVersion in native/runtime/abi.h."""
+NOTE = "native_build.txt"
+"""What came of the build, beside the library."""
+REMEDY = "install a C++17 compiler and install the package again, or take --backend reference"
 
 
 class Step(ctypes.Structure):
@@ -44,13 +47,13 @@ class Step(ctypes.Structure):
 
 
 class ProjectionPlan(ctypes.Structure):
-    """native/runtime/phases.h, `ProjectionPlan`."""
+    """native/runtime/phases/phases.h, `ProjectionPlan`."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("residual", c_void_p), ("out", c_void_p))
 
 
 class AttentionPlan(ctypes.Structure):
-    """native/runtime/phases.h, `AttentionPlan`."""
+    """native/runtime/phases/phases.h, `AttentionPlan`."""
 
     _fields_ = (("num_heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float))
 
@@ -72,6 +75,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "abi_version": (c_int32, ()),
     "problem": (c_char_p, ()),
     "usable_isas": (c_char_p, ()),
+    "bytes_per_element": (c_double, (c_int32,)),
     "engine_new": (c_void_p, (c_int32, c_char_p)),
     "engine_free": (None, (c_void_p,)),
     "engine_isa": (c_char_p, (c_void_p,)),
@@ -110,7 +114,7 @@ def open_library() -> Any:
     """
     path = library_path()
     if not path.exists():
-        raise UnsupportedFeatureError("backend cpu", [f"its native library {path} was not built: {REMEDY}"])
+        raise UnsupportedFeatureError("backend cpu", [why_missing()])
     try:
         whole = ctypes.CDLL(str(path))
         functions: Any = Functions()
@@ -124,6 +128,24 @@ def open_library() -> Any:
         reason = f"{path} has interface {functions.abi_version()} and the package needs {ABI_VERSION}: rebuild it"
         raise UnsupportedFeatureError("backend cpu", [reason])
     return functions
+
+
+def why_missing() -> str:
+    """Why there is no library, and what to do, without a path of this machine: records keep it."""
+    if os.environ.get(PATH_VARIABLE):
+        return f"{PATH_VARIABLE} names a file that is not there"
+    try:
+        built = Path(__file__).with_name(NOTE).read_text(encoding="utf-8").strip()
+    except OSError:
+        built = "not built"
+    return f"its native library was {built if built.startswith('not built') else 'removed'}: {REMEDY}"
+
+
+@cache
+def bytes_per_element() -> dict[str, float]:
+    """Bytes that an element of a matrix takes once loaded, by the quant types that the library has kernels for."""
+    found = {name: open_library().bytes_per_element(kind.type_id) for name, kind in BY_NAME.items()}
+    return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
 
 
 def usable_isas() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-// The rest of the C interface (abi.h): how large a matrix becomes, and the matrix kernels one by one, in the thread that
+// The rest of the C interface (runtime/abi.h): how large a matrix becomes, and the matrix kernels one by one, in the thread that
 // calls. Tests and measurements call the kernels; the engine calls them from its programs.
 //
 // groups is 64-byte aligned, group_bytes · ceil(rows / 16) long. What can fail returns 0, or nothing is written: an

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-#include "runtime/phases.h"
+#include "runtime/phases/phases.h"
 
 namespace pocketllm {
 

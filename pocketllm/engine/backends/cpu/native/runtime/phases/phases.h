@@ -18,7 +18,7 @@ struct ProjectionPlan {
     float* out;             // [rows][weight->rows]
 };
 
-// -- phases_rows.cpp
+// -- rows.cpp
 void add_embed(Program& program, const Matrix& table, float scale, Buffer out);
 void add_rms_norm(Program& program, Rows rows, Buffer x, const float* weight, int weight_width, float eps, float* out);
 void add_angles(Program& program, const float* inv_freq, int pairs, float magnitude, float* out);
@@ -26,12 +26,12 @@ void add_rope(Program& program, Buffer x, const float* angles, int pairs, int he
 void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, const float* y, float* out);
 void add_take(Program& program, Buffer x, float* out);
 
-// -- phases_project.cpp
+// -- project.cpp
 // exact: float activations; otherwise int8, except for matrices of floats.
 void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps, bool exact,
                  const std::vector<ProjectionPlan>& projections);
 
-// -- phases_attend.cpp
+// -- attend.cpp
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v);
 struct AttentionPlan {
     int32_t num_heads, window;  // window 0: all

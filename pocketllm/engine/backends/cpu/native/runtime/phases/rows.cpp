@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/phases.h"
+#include "runtime/phases/phases.h"
 
 namespace pocketllm {
 

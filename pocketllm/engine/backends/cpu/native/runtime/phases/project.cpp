@@ -3,7 +3,7 @@
 #include <string>
 
 #include "layouts/formats.h"
-#include "runtime/phases.h"
+#include "runtime/phases/phases.h"
 
 namespace pocketllm {
 

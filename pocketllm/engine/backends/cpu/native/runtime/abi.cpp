@@ -1,4 +1,4 @@
-#include "abi.h"
+#include "runtime/abi.h"
 
 #include <algorithm>
 #include <new>

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "runtime/phases.h"
+#include "runtime/phases/phases.h"
 
 #define POCKETLLM_API extern "C" __attribute__((visibility("default")))
 
@@ -41,7 +41,7 @@ POCKETLLM_API pocketllm::Program* pocketllm_program_new(pocketllm::Engine* engin
 POCKETLLM_API void pocketllm_program_free(pocketllm::Program* program);
 POCKETLLM_API int32_t pocketllm_run(pocketllm::Program* program, const pocketllm::Step* step);
 
-// Each appends what it is called: runtime/phases.h. rows: 0 tokens, 1 logit rows.
+// Each appends what it is called: runtime/phases/phases.h. rows: 0 tokens, 1 logit rows.
 POCKETLLM_API int32_t pocketllm_embed(pocketllm::Program* program, const pocketllm::Matrix* table, float scale, float* out);
 POCKETLLM_API int32_t pocketllm_rms_norm(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                          const float* weight, int32_t weight_width, float eps, float* out);
