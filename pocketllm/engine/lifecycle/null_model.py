@@ -80,7 +80,9 @@ def step_costs_s(
     loop, events = null_loop(tokenizer, width), list[Event]()
     drawn = replace(params or SamplingParams(temperature=0.0), max_tokens=WARM_STEPS + num_steps + 1, ignore_eos=True)
     for number in range(width):
-        loop.submit(Request(f"null-{number}", range(100, 100 + PROMPT_TOKENS), drawn), events.append)
+        # prompts of their own, so that none waits for another's blocks
+        prompt = [(number + place) % tokenizer.vocab_size for place in range(PROMPT_TOKENS)]
+        loop.submit(Request(f"null-{number}", prompt, drawn), events.append)
     for _ in range(WARM_STEPS):
         loop.step()
     costs_s = []

@@ -24,6 +24,8 @@ class StopChecker:
         """Text to pass on and the stop string that ended it, if one did; nothing comes after that."""
         if self._is_done:
             return "", None
+        if not self._stops:
+            return text, None
         buffer = self._held + text
         found = [(begin + len(stop), begin, stop) for stop in self._stops if (begin := buffer.find(stop)) >= 0]
         if found:
