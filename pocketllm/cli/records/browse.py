@@ -1,38 +1,20 @@
-"""`pocketllm records`: list, show and keep run records."""
+"""`pocketllm records ls | show | keep`: look at run records, and keep some."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pocketllm.cli.output import command, say, write_json
-
-RecordDir = Annotated[
-    Path | None,
-    typer.Option("--record-dir", help="Look here only. [default: ./records and the user's data folder]"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The beginning of a record's id, or its file.", show_default=False)
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the app."""
-    group = typer.Typer(
-        no_args_is_help=True,
-        help="Run records: what was measured or proved, one Parquet file a run.",
-        epilog="Example: pocketllm records ls",
-    )
-    group.command("ls", epilog="Example: pocketllm records ls --kind bench")(command(ls))
-    group.command("show", epilog="Example: pocketllm records show 01K9ZQ")(command(show))
-    group.command("keep", epilog="Example: pocketllm records keep 01K9ZQ")(command(keep))
-    app.add_typer(group, name="records")
+from pocketllm.cli.output import say, write_json
+from pocketllm.cli.records.flags import AsJson, Id, RecordDir
 
 
 def ls(
     kind: Annotated[
-        str | None, typer.Option("--kind", help="bench, golden, parity, inspect or ladder.", show_default=False)
+        str | None,
+        typer.Option(
+            "--kind", help="bench, golden, parity, inspect, ladder, calibration or imported.", show_default=False
+        ),
     ] = None,
     record_dir: RecordDir = None,
     as_json: AsJson = False,

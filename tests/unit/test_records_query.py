@@ -1,0 +1,353 @@
+"""Questions to many records: frames, SQL, difference, trend, verification."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pocketllm.errors import OptionError, UnsupportedFeatureError
+from pocketllm.evidence import schema
+from pocketllm.evidence.query.difference import difference
+from pocketllm.evidence.query.frames import Frames
+from pocketllm.evidence.query.sql import ask
+from pocketllm.evidence.query.trend import trends
+from pocketllm.evidence.query.verify import verify
+from pocketllm.evidence.store import RecordWriter, keep, read_record
+
+MODEL = {"name": "smollm2-135m", "sha256": "ab" * 32, "architecture": "llama", "quant_types": ["F32", "Q4_1"]}
+ARMS = [
+    {"name": "base", "role": "baseline", "target": "engine", "options": {}},
+    {"name": "b", "role": "candidate", "target": "engine", "options": {"prefill_chunk": 64}},
+]
+MS = 1_000_000
+
+
+def result(ratio: float = 1.04, arm: str = "b", verdict: str | None = "SLOWER") -> dict[str, Any]:
+    return {
+        "metric": "decode",
+        "arm": arm,
+        "role": "candidate",
+        "unit": "s/token",
+        "primary": True,
+        "n": 12,
+        "ratio": ratio,
+        "low": ratio - 0.01,
+        "high": ratio + 0.01,
+        "estimate": math.log(ratio),
+        "se": 0.004,
+        "df": 9,
+        "floor": 0.005,
+        "margin": 0.01,
+        "mde": 0.011,
+        "verdict": verdict,
+        "reason": "beyond the margin",
+    }
+
+
+def row(arm: str, block: int, start_ms: int, error: str | None = None, phase: str = "measure") -> dict[str, Any]:
+    """100 ms to the first of 5 tokens, 10 ms a token after it."""
+    return {
+        "arm": arm,
+        "arm_role": "baseline",
+        "block": block,
+        "slot": block,
+        "position": 0,
+        "start": 0,
+        "phase": phase,
+        "request": 0,
+        "n_prompt": 10,
+        "n_out": 5,
+        "error": error,
+        "superblock": 0,
+        "t_send_ns": start_ms * MS,
+        "t_first_content_ns": (start_ms + 100) * MS,
+        "t_last_ns": (start_ms + 140) * MS,
+        "chunk_t_ns": [(start_ms + 100 + 10 * n) * MS for n in range(5)],
+        "chunk_ntok": [1] * 5,
+    }
+
+
+ROWS = [row("base", 0, 0), row("base", 0, 500), row("b", 1, 1000), row("b", 1, 2000, "HTTP 500")]
+ROWS += [row("b", 1, 0, None, "burnin")]
+
+
+def bench(folder: Path, ratio: float = 1.04, valid: bool = True, **document: Any) -> Path:
+    start = {
+        "device_class": "cpu",
+        "model": MODEL,
+        "scenario": "decode",
+        "isolation": "toggle",
+        "seed": 7,
+        "arms": ARMS,
+        "schedule": [["base", "b"]] * 12,
+        "workload": {"n_prompt": 10, "n_out": 5},
+        **document,
+    }
+    end = {"checks": [], "results": [result(ratio)], "valid": valid, "null_valid": valid, "served": False}
+    with RecordWriter("bench", start, folder) as record:
+        record.append(ROWS)
+        return record.finish(end)
+
+
+def golden(folder: Path, outcome: str = "IDENTICAL") -> Path:
+    with RecordWriter("golden", {"device_class": "cpu", "model": MODEL}, folder) as record:
+        record.append({"case": "capital", "entry_point": "http_chat", "check": "tokens", "outcome": outcome})
+        return record.finish()
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+def test_four_frames_hold_runs_requests_slots_and_results(tmp_path: Path) -> None:
+    path, _ = bench(tmp_path), golden(tmp_path)
+    frames = Frames.load(tmp_path)
+
+    assert frames.runs["kind"].tolist() == ["bench", "golden"]
+    assert frames.runs["model"].tolist() == ["smollm2-135m"] * 2
+    assert json.loads(frames.runs["document"][0])["run_id"] == path.stem
+    assert len(frames.requests) == len(ROWS)
+    assert frames.results[["arm", "ratio", "verdict"]].values.tolist() == [["b", 1.04, "SLOWER"]]
+
+
+def test_a_slot_is_the_median_of_its_measured_requests_and_counts_the_failed_ones(tmp_path: Path) -> None:
+    bench(tmp_path)
+    slots = Frames.load(tmp_path).slots.set_index("arm")
+
+    assert slots["requests"].to_dict() == {"base": 2, "b": 2}
+    assert slots["errors"].to_dict() == {"base": 0, "b": 1}
+    assert slots.loc["base", ["ttft_s", "tpot_s", "e2el_s"]].tolist() == pytest.approx([0.1, 0.01, 0.14])
+
+
+def test_frames_of_no_record_are_empty_and_have_their_columns(tmp_path: Path) -> None:
+    frames = Frames.load(tmp_path)
+
+    named = {"run_id": frames.runs, "n_out": frames.requests, "ttft_s": frames.slots, "ratio": frames.results}
+    for column, frame in named.items():
+        assert frame.empty
+        assert column in frame
+
+
+def version(path: Path, table: pa.Table, run_id: str, **document: Any) -> Path:
+    """The table beside the file, as another version of the tool would have written it."""
+    told = json.loads(table.schema.metadata[schema.DOCUMENT_KEY])
+    told.pop("rows_sha256")
+    text = json.dumps({**told, "run_id": run_id, **document}).encode()
+    target = path.with_name(f"{run_id}.parquet")
+    pq.write_table(table.replace_schema_metadata({schema.DOCUMENT_KEY: text}), target)
+    return target
+
+
+def newer(path: Path) -> Path:
+    """The same run with a column and a document key more."""
+    table = pq.read_table(path)
+    later = table.append_column("joules", pa.array([1.5] * table.num_rows))
+    later = later.replace_schema_metadata(table.schema.metadata)
+    return version(path, later, "01ZZZZZZZZZZZZZZZZZZZZZZZZ", schema="1.9", weather="rain")
+
+
+def older(path: Path) -> Path:
+    """The same run as version 1.0 wrote it: without the columns that came later, and without digests."""
+    table = pq.read_table(path).drop_columns(["point", "offered", "compiles"])
+    return version(path, table, "01AAAAAAAAAAAAAAAAAAAAAAAA", schema="1.0")
+
+
+def test_files_of_three_schema_versions_are_asked_together(tmp_path: Path) -> None:
+    now = bench(tmp_path)
+    newer(now)
+    older(now)
+    frames = Frames.load(tmp_path)
+
+    assert len(frames.requests) == 3 * len(ROWS)
+    assert frames.requests["joules"].notna().sum() == len(ROWS)
+    assert len(frames.slots) == 2  # run_id is a column of the rows, which all three share
+    assert ask(frames, "select count(joules), count(point), count(*) from requests").rows == ((5, 0, 15),)
+    assert ask(frames, "select schema from runs order by 1").rows == (("1.0",), (schema.SCHEMA_VERSION,), ("1.9",))
+
+
+# -- SQL ---------------------------------------------------------------------------------------------------------------
+def test_sql_joins_the_views(tmp_path: Path) -> None:
+    path = bench(tmp_path)
+    query = "select run_id, s.arm, ratio from results join slots s using (run_id) where s.arm = 'b' and ratio > 1"
+
+    assert ask(Frames.load(tmp_path), query).as_dicts() == [{"run_id": path.stem, "arm": "b", "ratio": 1.04}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "selec 1",
+        "select nothing from results",
+        "copy results to '{folder}/out.csv'",
+        "select * from read_csv('/etc/passwd')",
+        "set enable_external_access = true",
+        "attach '{folder}/x.db'",
+    ],
+)
+def test_a_query_that_is_wrong_or_reaches_for_files_is_refused_in_a_sentence(tmp_path: Path, query: str) -> None:
+    bench(tmp_path)
+
+    with pytest.raises(
+        OptionError, match=r"^the query cannot be answered: [^\n]+; views: runs, requests, slots, results$"
+    ):
+        ask(Frames.load(tmp_path), query.format(folder=tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+
+
+def test_without_duckdb_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+
+    with pytest.raises(UnsupportedFeatureError, match=r"needs DuckDB.*pocketllm\[sql\]"):
+        ask(Frames.load(tmp_path), "select 1")
+
+
+# -- difference --------------------------------------------------------------------------------------------------------
+def test_a_difference_tells_what_was_made_otherwise_and_both_outcomes(tmp_path: Path) -> None:
+    first = read_record(bench(tmp_path))
+    second = read_record(
+        bench(tmp_path, 1.01, margin={"decode": 0.02}, arms=[ARMS[0], {**ARMS[1], "options": {"prefill_chunk": 32}}])
+    )
+    found = difference(first, second)
+
+    made = {change.name: (change.first, change.second) for change in found.made}
+    assert made["arms.b.options.prefill_chunk"] == (64, 32)
+    assert made["margin.decode"] == (None, 0.02)
+    assert not any(name.startswith(("run_id", "started", "results")) for name in made)
+    assert [(p.name, p.first, p.same) for p in found.outcome] == [("decode, b", "1.040 (1.030–1.050) SLOWER", False)]
+    assert any("no verdict" in warning for warning in found.warnings)
+
+
+def test_a_record_does_not_differ_from_itself(tmp_path: Path) -> None:
+    record = read_record(bench(tmp_path))
+    found = difference(record, record)
+
+    assert found.made == ()
+    assert all(pair.same for pair in found.outcome)
+
+
+def test_golden_records_are_compared_case_by_case_and_kinds_are_not_mixed(tmp_path: Path) -> None:
+    first, second = read_record(golden(tmp_path)), read_record(golden(tmp_path, "REGRESSION"))
+
+    [pair] = difference(first, second).outcome
+    assert (pair.first, pair.second, pair.same) == ("IDENTICAL", "REGRESSION", False)
+    mixed = difference(first, read_record(bench(tmp_path)))
+    assert mixed.outcome == ()
+    assert "only how they were made is compared" in mixed.warnings[0]
+
+
+def test_what_an_invalid_run_says_is_called_no_finding(tmp_path: Path) -> None:
+    valid, invalid = read_record(bench(tmp_path)), read_record(bench(tmp_path, valid=False))
+
+    assert any("is INVALID: nothing in it is a finding" in warning for warning in difference(valid, invalid).warnings)
+
+
+# -- trend -------------------------------------------------------------------------------------------------------------
+def test_a_trend_holds_comparable_valid_runs_in_order(tmp_path: Path) -> None:
+    records = [read_record(bench(tmp_path, ratio)) for ratio in (1.04, 1.02)]
+    records += [read_record(bench(tmp_path, 1.5, valid=False)), read_record(golden(tmp_path))]
+    other = read_record(bench(tmp_path, 1.3, workload={"n_prompt": 512, "n_out": 5}))
+    long, short = trends([*reversed(records), other])
+
+    assert [point.ratio for point in long.points] == [1.04, 1.02]
+    assert [point.ratio for point in short.points] == [1.3]
+    assert (long.arm, long.baseline, long.metric) == ("b", "base", "decode")
+    assert trends(records, metric="prefill") == []
+    assert len(trends(records, scenario="decode", metric="decode", arm="b")) == 1
+
+
+# -- verification ------------------------------------------------------------------------------------------------------
+def test_a_record_as_it_was_written_is_whole(tmp_path: Path) -> None:
+    for path in (bench(tmp_path), golden(tmp_path)):
+        finding = verify(path)
+
+        assert (finding.faults, finding.notes) == ((), ())
+
+
+def rewritten(path: Path, table: Any = None, **document: Any) -> Path:
+    """The file with other rows, or another document, its digests left as they were."""
+    before = pq.read_table(path)
+    metadata = dict(before.schema.metadata)
+    if document:
+        told = {**json.loads(metadata[schema.DOCUMENT_KEY]), **document}
+        metadata[schema.DOCUMENT_KEY] = json.dumps(told, ensure_ascii=False).encode()
+    pq.write_table((before if table is None else table).replace_schema_metadata(metadata), path)
+    return path
+
+
+def test_a_number_changed_in_a_row_is_found(tmp_path: Path) -> None:
+    path = bench(tmp_path)
+    table = pq.read_table(path)
+    faster = pa.array([4] * table.num_rows, pa.int32())
+    rewritten(path, table.set_column(table.schema.get_field_index("n_out"), "n_out", faster))
+
+    assert verify(path).faults == ("its rows are not those that were written (rows_sha256 differs)",)
+
+
+def test_a_row_left_out_is_found(tmp_path: Path) -> None:
+    path = bench(tmp_path)
+    rewritten(path, pq.read_table(path).slice(1))
+
+    assert "rows_sha256 differs" in verify(path).faults[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        ({"valid": False}, "its document is not the one that was written"),
+        ({"run_id": "01ZZZZZZZZZZZZZZZZZZZZZZZZ"}, "its document says 01ZZ"),
+        ({"argv": ["pocketllm", "see /tmp/secret/file.gguf"]}, "what should be redacted, under argv"),
+        ({"results": None}, "its digest differs"),
+    ],
+)
+def test_a_document_changed_by_hand_is_found(tmp_path: Path, document: dict[str, Any], fault: str) -> None:
+    assert fault in "; ".join(verify(rewritten(bench(tmp_path), **document)).faults)
+
+
+def test_a_file_under_another_name_or_in_another_folder_is_found(tmp_path: Path) -> None:
+    path = keep(bench(tmp_path), root=tmp_path / "records")
+    assert verify(path).faults == ()
+
+    moved = path.rename(path.with_name("01ZZZZZZZZZZZZZZZZZZZZZZZZ.parquet"))
+    assert "it is called 01ZZ" in verify(moved).faults[0]
+    (tmp_path / "records" / "golden" / "year=1999").mkdir(parents=True)
+    lost = moved.rename(tmp_path / "records" / "golden" / "year=1999" / path.name)
+    kind, year = verify(lost).faults
+    assert "lies under golden/" in kind
+    assert "lies under year=1999" in year
+
+
+def test_a_column_of_another_type_and_a_broken_file_are_found(tmp_path: Path) -> None:
+    path = bench(tmp_path)
+    table = pq.read_table(path)
+    text = pa.array(["five"] * table.num_rows)
+    rewritten(path, table.set_column(table.schema.get_field_index("n_out"), "n_out", text))
+
+    assert "n_out='five' is a str, not int32" in verify(path).faults[0]
+    path.write_bytes(path.read_bytes()[:100])
+    assert "is not a Parquet file" in verify(path).faults[0]
+
+
+def test_an_old_record_without_digests_and_one_judged_by_other_rules_are_noted(tmp_path: Path) -> None:
+    assert verify(older(bench(tmp_path))).notes == ("written before records carried digests",)
+    other = bench(tmp_path, rules_sha256="0" * 64)
+    assert verify(other, "1" * 64).notes == ("judged by other verdict rules than this version's",)
+    assert verify(other, "0" * 64).notes == ()
+
+
+def test_the_journal_of_a_killed_run_is_whole_as_far_as_it_goes(tmp_path: Path) -> None:
+    RecordWriter("golden", {"device_class": "cpu", "model": MODEL}, tmp_path)
+    [path] = tmp_path.glob("*.journal")
+
+    finding = verify(path)
+    assert finding.faults == ()
+    assert "incomplete" in finding.notes[0]
+
+
+COMMITTED = sorted((Path(__file__).parents[2] / "records").glob("*/year=*/*.parquet"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_every_committed_record_is_whole(path: Path) -> None:
+    assert verify(path).faults == ()
