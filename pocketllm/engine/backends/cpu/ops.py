@@ -1,5 +1,6 @@
 """The operations of `api.ops` on the native library: recorded and replayed as one call, or run one by one."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,15 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
-from pocketllm.engine.backends.cpu.library import AttentionPlan, Engine, Native, Program, ProjectionPlan, Step
+from pocketllm.engine.backends.cpu.library import (
+    AttentionPlan,
+    Engine,
+    Native,
+    Program,
+    ProjectionPlan,
+    Step,
+    usable_isas,
+)
 from pocketllm.engine.backends.cpu.program import (
     LOGIT_ROWS,
     SYMBOLIC,
@@ -70,6 +79,12 @@ class KVCache(Native):
         new = engine.library.kv_new(dtype, num_layers, kv_heads, key_dim, value_dim, *blocks)
         super().__init__(new, engine.library.kv_free, engine)
 
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """All of its bytes, to look at and to write on in tests."""
+        size = ctypes.c_int64()
+        data = self.needs[0].library.kv_data(self.address, ctypes.byref(size))
+        return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)), (size.value,))
+
 
 class Result(np.ndarray[Any, Any]):
     """Rows that an operation has just computed; `to_numpy` may hand the memory itself to the first who asks."""
@@ -86,6 +101,7 @@ class CpuOps:
         for name, value, known in (
             ("activation_dtype", activation_dtype, ACTIVATION_DTYPES),
             ("kv_dtype", kv_dtype, KV_DTYPES),
+            ("isa", isa or usable_isas()[0], usable_isas()),
         ):
             if value not in known:
                 raise OptionError(f"{name}={value!r} is none of {', '.join(known)}")
