@@ -76,7 +76,7 @@ ROWS = [row("base", 0, 0), row("base", 0, 500), row("b", 1, 1000), row("b", 1, 2
 ROWS += [row("b", 1, 0, None, "burnin")]
 
 
-def bench(folder: Path, ratio: float = 1.04, valid: bool = True, **document: Any) -> Path:
+def bench(folder: Path, ratio: float = 1.04, valid: bool = True, nulls: bool = False, **document: Any) -> Path:
     start = {
         "device_class": "cpu",
         "model": MODEL,
@@ -88,7 +88,8 @@ def bench(folder: Path, ratio: float = 1.04, valid: bool = True, **document: Any
         "workload": {"n_prompt": 10, "n_out": 5},
         **document,
     }
-    end = {"checks": [], "results": [result(ratio)], "valid": valid, "null_valid": valid, "served": False}
+    results = [result(ratio), *([{**result(1.0, "null", None), "role": "null"}] if nulls else [])]
+    end = {"checks": [], "results": results, "valid": valid, "null_valid": valid, "served": False}
     with RecordWriter("bench", start, folder) as record:
         record.append(ROWS)
         return record.finish(end)
