@@ -102,8 +102,13 @@ def tpot_s(request: Timed) -> float | None:
 
 
 def gaps_s(request: Timed) -> list[float]:
-    """Times between chunks: inter-token latencies when every chunk holds one token, else chunk gaps."""
+    """Times between chunks: inter-token latencies when every chunk holds one token, else chunk gaps.
+
+    None where only the first and the last stamp were kept.
+    """
     stamps = request.chunk_t_ns
+    if len(stamps) == 2 and not request.chunk_ntok and request.n_out > 2:
+        return []
     return [seconds(before, after) for before, after in pairwise(stamps)]
 
 

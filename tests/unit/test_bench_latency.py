@@ -152,6 +152,7 @@ def test_a_row_without_chunk_lists_keeps_its_first_and_last_stamp() -> None:
 
     assert (latency.ttft_s(request), latency.e2el_s(request), latency.tpot_s(request)) == (1.0, 3.0, 0.5)
     assert latency.decode_s(request) == 0.5
+    assert latency.gaps_s(request) == []
     assert latency.decode_s(Timing.of_row({**row, "srv_queue_s": 0.25, "chunk_ntok": []})) == 0.5
 
 

@@ -101,6 +101,17 @@ class Series:
         """Labels of the points that were measured, in the order they were run."""
         return list(dict.fromkeys(point for point, _, _ in self.slots))
 
+    @property
+    def num_blocks(self) -> int:
+        """Valid blocks; of an unfinished run those that every arm has."""
+        recorded = self.document.get("valid_blocks")
+        if recorded is not None:
+            return int(recorded)
+        by_block: dict[int, set[str]] = {}
+        for _, block, arm in self.slots:
+            by_block.setdefault(block, set()).add(arm)
+        return sum(arms == set(self.arms) for arms in by_block.values())
+
     def costs(self, metric: str, arm: str) -> dict[int, float]:
         """Cost of one arm by block."""
         return {block: cost for (name, block, who), cost in sorted(self.table.items()) if (name, who) == (metric, arm)}

@@ -145,11 +145,21 @@ def power_words(result: Document) -> str:
 
 
 def notes(document: Document) -> list[str]:
-    """Remarks: what the isolation allows to be claimed, notes and block losses, outliers."""
-    lines = [f"{document['isolation']}: {document['claim']}"] if "claim" in document else []
-    lines += [str(text) for text in document.get("notes", [])]
+    """All remarks: what may be claimed, what the run tells, rules that did not hold, outliers."""
     checks = document.get("checks", [])
-    lines += [f"{check['code']} {check['detail']}" for check in checks if check["severity"] != "run"]
+    broken = [f"{check['code']} {check['detail']}" for check in checks if check["severity"] != "run"]
+    return [*remarks(document), *broken, *outlier_notes(document)]
+
+
+def remarks(document: Document) -> list[str]:
+    """What the isolation allows to be claimed, and what the run tells of itself."""
+    claim = [f"{document['isolation']}: {document['claim']}"] if "claim" in document else []
+    return [*claim, *map(str, document.get("notes", []))]
+
+
+def outlier_notes(document: Document) -> list[str]:
+    """Blocks that lie far from the others, and whether they decide anything."""
+    lines = []
     for result in document.get("results", []):
         if result["primary"] and result["outlying_blocks"]:
             flips = "the verdict would change" if result["flips_without_outliers"] else "the verdict would not change"

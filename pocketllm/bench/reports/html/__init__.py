@@ -1,0 +1,1 @@
+"""One page that explains a record by itself."""
