@@ -1,4 +1,4 @@
-"""Run a family's model over the reference backend without the scheduler: steps written out by hand."""
+"""Run a family's model over a backend without the scheduler: steps written out by hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.select import BackendOptions, select_backend
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.checkpoint import open_checkpoint
@@ -19,21 +20,25 @@ Step = Sequence[tuple[int, int]]
 class Driver:
     """One loaded model with a paged cache; blocks are dealt out of order, as a long-running pool would have them."""
 
-    def __init__(self, path: Path, block_size: int = 16, num_blocks: int = 96, threads: int | None = 1) -> None:
+    def __init__(
+        self, path: Path, block_size: int = 16, num_blocks: int = 96, threads: int | None = 1, ops: Ops | None = None
+    ) -> None:
         self.checkpoint = open_checkpoint(path)
         family = find_family(self.checkpoint.architecture)
         assert family.unmet(self.checkpoint) == [], family.unmet(self.checkpoint)
-        self.ops = select_backend("reference", BackendOptions(threads=threads)).ops
+        self.ops = ops or select_backend("reference", BackendOptions(threads=threads)).ops
         self.model = family.load(self.checkpoint, self.ops, max_model_len=block_size * num_blocks)
         self.block_size, self.num_blocks = block_size, num_blocks
         self.reset()
 
     def reset(self) -> None:
-        """An empty cache."""
+        """An empty cache, and a forward over it as the engine would run it."""
         spec = self.model.kv_spec
         self.cache = self.ops.new_kv_cache(
             spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, self.num_blocks, self.block_size
         )
+        tokens = self.block_size * self.num_blocks
+        self.forward = self.ops.capture(lambda batch: self.model.forward(batch, self.cache), tokens)
         self.free = np.random.default_rng(3).permutation(self.num_blocks).tolist()
         self.blocks: dict[int, list[int]] = {}
         self.done: dict[int, int] = {}
@@ -52,7 +57,7 @@ class Driver:
     def step(self, prompts: Sequence[Sequence[int]], step: Step) -> Float32Array:
         """One forward; logits of all its tokens."""
         batch = self.batch(prompts, step)
-        logits: Float32Array = self.model.logits(self.model.forward(batch, self.cache))
+        logits: Float32Array = self.model.logits(self.forward(batch))
         return logits
 
     def batch(self, prompts: Sequence[Sequence[int]], step: Step) -> ForwardBatch:
