@@ -19,16 +19,16 @@ Bytes = npt.NDArray[np.uint8]
 STORED = {
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "PQ2_0", "PTQ1_0",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0",
 }  # fmt: skip
 """Types that a matrix may be stored in, float32 apart."""
-TOLD_HERE = {"Q1_0", "PQ2_0", "PTQ1_0"}
+TOLD_HERE = {"Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"}
 """Types that the `gguf` package does not decode: what their values are is written out below."""
 HALVES = {  # bytes of a block where a float16 lies
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
     "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
-    "PQ2_0": (0,), "PTQ1_0": (26,),
+    "Q2_0": (0,), "PQ2_0": (0,), "PTQ1_0": (26,),
 }  # fmt: skip
 SHAPE = TinyLlama(hidden=256, intermediate=256, head_dim=64, num_heads=4, num_kv_heads=2)
 """Rows of whole blocks of every type."""
@@ -115,7 +115,7 @@ def factor(blocks: Bytes, quant_type: str, n: int) -> npt.NDArray[np.int64]:
     wide = blocks.astype(np.int64)
     if quant_type == "Q1_0":
         return 2 * (wide[:, 2 + n // 8] >> (n % 8) & 1) - 1
-    if quant_type == "PQ2_0":
+    if quant_type in ("Q2_0", "PQ2_0"):
         return (wide[:, 2 + n // 4] >> (2 * (n % 4)) & 3) - 1
     if n < 80:
         byte, digit = n % 16, n // 16
