@@ -211,15 +211,23 @@ def test_a_preempted_request_takes_up_what_is_still_there() -> None:
 def test_a_reset_forgets_everything_that_was_computed_before() -> None:
     loop, scheduler, _ = fake_loop()
     answer(loop, PROMPT)
-    loop.submit(Request("runs", PROMPT + [8] * 9, SamplingParams(temperature=0.0, max_tokens=9)), lambda event: None)
-    loop.step()
 
     assert loop.reset_prefix_cache()
     assert scheduler.pool.num_keyed == 0
+    assert answer(loop, PROMPT).num_cached_tokens == 0
+    assert answer(loop, PROMPT).num_cached_tokens == 16
+
+
+def test_what_a_request_computes_on_top_of_blocks_from_before_a_reset_is_not_found_either() -> None:
+    loop, _, _ = fake_loop()
+    loop.submit(Request("runs", PROMPT, SamplingParams(temperature=0.0, max_tokens=2)), lambda event: None)
+    loop.step()
+    loop.reset_prefix_cache()
     while loop.step():
         pass
-    assert answer(loop, PROMPT + [8] * 9).num_cached_tokens == 0
-    assert answer(loop, PROMPT + [8] * 9).num_cached_tokens == 24
+    answer(loop, [*PROMPT[:8], 60])
+
+    assert answer(loop, PROMPT).num_cached_tokens == 8
 
 
 def test_without_a_prefix_cache_nothing_is_found_and_no_reset_happens() -> None:

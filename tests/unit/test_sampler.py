@@ -122,6 +122,7 @@ def test_candidates_are_a_distribution_that_holds_the_likeliest(
         (0.3, 0, 0.95, 0.1, 1.0),
         (1.0, 3, 0.99, 0.3, 1.0),
         (0.9, 0, 1.0, 0.02, 1.0),
+        (1.5, 0, 0.6, 0.1, 1.0),
         (1.0, 0, 1.0, 0.0, 0.5),
         (0.8, 50, 0.95, 0.0, 0.9),
     ],
@@ -273,6 +274,14 @@ def test_what_cannot_be_honored_is_refused_by_name(wrong: dict[str, Any]) -> Non
 
 
 # -- draws
+def test_the_largest_share_finds_a_place_with_weight_though_sums_differ_in_their_last_bit() -> None:
+    for seed in range(50):  # of these, many have a sum of strides above their running sum
+        weights = np.zeros(20)
+        weights[:7] = np.random.default_rng(seed).random(7)
+
+        assert place_of(weights, 1 - 2**-53) == 6
+
+
 @given(
     hnp.arrays(np.float64, st.integers(1, 4 * STRIDE), elements=st.sampled_from([0.0, 1e-9, 0.3, 1.0])),
     st.floats(0, 1, exclude_max=True),

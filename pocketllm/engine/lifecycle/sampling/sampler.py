@@ -57,7 +57,7 @@ def place_of(weights: npt.NDArray[np.float64], share: float) -> int:
     """
     # first among sums of strides, then inside one: a running sum over a whole vocabulary costs more than all the rest
     sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), STRIDE)))
-    target = min(share * sums[-1], np.nextafter(sums[-1], 0.0))
+    target = share * sums[-1]  # less than the sum, for a share below 1 is at least half a last bit below
     stride = int(np.searchsorted(sums, target, side="right"))
     start = stride * STRIDE
     some = weights[start : start + STRIDE]
