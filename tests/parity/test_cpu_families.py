@@ -1,4 +1,4 @@
-"""Every family over the CPU backend: captured, in each way of feeding a prompt, held to transformers' committed logits."""
+"""Every family over the CPU backend: captured, fed in several ways, held to the committed logits of transformers."""
 
 from pathlib import Path
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
+from pocketllm.engine.backends.cpu import profile
 from pocketllm.engine.backends.cpu.library import (
     AttentionPlan,
     Engine,
@@ -106,6 +107,7 @@ class CpuOps:
             if value not in known:
                 raise OptionError(f"{name}={value!r} is none of {', '.join(known)}")
         self.engine = Engine(threads, isa)
+        profile.start_if_asked(self.engine)
         self.isa = self.engine.isa
         self.numerics_version = numerics_version(self.isa, activation_dtype, kv_dtype)
         self._is_exact = activation_dtype == "float32"
