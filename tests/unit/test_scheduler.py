@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.lifecycle.request import Request, RequestState
@@ -142,6 +142,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=
 
 
 @settings(max_examples=150, deadline=None)
+@example([(1, 17), (8, 10), (8, 10)], 3, 0, 1, 0.0, 0.0, 13, True)  # would take back at once what it preempted
 @given(
     REQUESTS,
     st.integers(1, 6),
