@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pocketllm import LLM, SamplingParams
 from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.tiny_families import write_family
@@ -67,6 +68,21 @@ def test_a_sequence_that_continues_on_the_blocks_of_another_gives_its_bits(
     [_, warm] = driver.run([ids, ids], [[(1, 16)]])
 
     assert np.array_equal(warm, cold[32:])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_prefix_cache_hit_changes_no_token_and_no_logprob(name: str) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+    prompt = list(range(20, 60))
+    options = {"backend": "reference", "threads": 1, "max_model_len": 128}
+    with LLM(str(ORACLES / f"{name}.gguf"), prefix_cache=False, **options) as llm:
+        [cold] = llm.generate([prompt], params)
+    with LLM(str(ORACLES / f"{name}.gguf"), **options) as llm:
+        llm.generate([[*prompt[:35], 7, 8, 9]], params)
+        [warm] = llm.generate([prompt], params)
+
+    assert warm.usage.cached_tokens == 32
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
 
 
 @pytest.mark.parametrize("name", SPECS)
