@@ -1,11 +1,11 @@
 """A target with scripted latencies: no model, no clock, exact stamps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pocketllm.bench.arm import ArmSet
-from pocketllm.bench.targets.contract import Ask, Sample
+from pocketllm.bench.targets.contract import Ask, Need, Sample
 from pocketllm.bench.targets.rig import Rig
 
 
@@ -20,6 +20,13 @@ class FakeTarget:
     asked: list[Ask] = field(default_factory=list)
     digest: str = "same"
     busy: int = 0
+    has: frozenset[Need] = frozenset()
+    pid: int | None = None
+    resets: bool | None = None
+    num_resets: int = 0
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """(requests, concurrency) of each load."""
+    is_closed: bool = False
 
     def ask(self, ask: Ask) -> Sample:
         number = len(self.asked)
@@ -43,8 +50,16 @@ class FakeTarget:
         self.spoil(number, ask, sample)
         return sample
 
+    def load(self, asks: Sequence[Ask], concurrency: int) -> list[Sample]:
+        self.loads.append((len(asks), concurrency))
+        return [self.ask(ask) for ask in asks]
+
     def probe(self, ask: Ask) -> Sample:
         return self.ask(ask)
+
+    def reset_cache(self) -> bool | None:
+        self.num_resets += 1
+        return self.resets
 
     def in_flight(self) -> int:
         return self.busy
@@ -56,7 +71,7 @@ class FakeTarget:
         return self.digest
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 def chunk_counts(n_out: int, per_chunk: int) -> list[int]:

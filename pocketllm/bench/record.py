@@ -10,7 +10,8 @@ from pocketllm.bench.analysis import stats
 from pocketllm.bench.analysis.contrasts import Analysis, Question, Result
 from pocketllm.bench.analysis.rules import RULES_VERSION, rules_sha256
 from pocketllm.bench.analysis.verdict import Word
-from pocketllm.bench.arm import CLAIMS, Arm
+from pocketllm.bench.arm import Arm, claim
+from pocketllm.bench.scenarios.contract import Point, Scenario
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
@@ -32,7 +33,6 @@ def row_of(arm: Arm, slot: Slot | None, phase: str, number: int, ask: Ask, sampl
         "arm": arm.name,
         "arm_role": arm.role.value,
         "arm_sha256": config_sha256(arm),
-        "start": 0,
         **place,
         "phase": phase,
         "request": number,
@@ -55,12 +55,13 @@ def row_of(arm: Arm, slot: Slot | None, phase: str, number: int, ask: Ask, sampl
         "http_status": sample.http_status,
         "error": sample.error,
         "out_ids_sha256": ids_sha256(sample.out_ids) if sample.out_ids else None,
+        "loop_lag_ms": sample.loop_lag_ms,
     }
 
 
 def config_sha256(arm: Arm) -> str:
     """Digest of what makes an arm differ, whatever it is called."""
-    return hashlib.sha256(json.dumps([dict(arm.options), arm.url], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(arm.difference(), sort_keys=True).encode()).hexdigest()
 
 
 def start_document(
@@ -73,7 +74,8 @@ def start_document(
         "model": dict(rig.model),
         "scenario": scenario.name,
         "isolation": arm_set.isolation.value,
-        "claim": CLAIMS[arm_set.isolation],
+        "claim": claim(arm_set.isolation, fitted.starts),
+        "starts": fitted.starts,
         "arms": [arm_entry(arm, rig) | {"isolation": arm_set.isolation.value} for arm in arm_set.arms],
         "plan": dict(rig.targets[arm_set.baseline.name].describe().get("plan") or {}),
         "schedule": [[slot.arm for slot in question.slots if slot.block == block] for block in range(question.blocks)],
@@ -84,7 +86,8 @@ def start_document(
         "workload": {
             "n_prompt": scenario.n_prompt,
             "n_out": scenario.n_out,
-            "concurrency": 1,
+            "concurrency": max(point.concurrency for point in scenario.points),
+            "points": [point_entry(point) for point in scenario.shapes],
             "requests_per_slot": fitted.requests,
             "burnin": fitted.burnin,
             "about": scenario.about,
@@ -95,6 +98,23 @@ def start_document(
         "options": dict(arguments),
         "served": rig.served,
     }
+
+
+def point_entry(point: Point) -> dict[str, Any]:
+    """One load of the scenario as the run document tells it."""
+    told = {
+        "label": point.label or None,
+        "n_prompt": point.n_prompt,
+        "n_out": point.n_out,
+        "arrivals": point.arrivals.value,
+        "concurrency": point.concurrency,
+        "rate_per_s": point.rate_per_s,
+        "num_requests": point.num_requests,
+        "spread": point.spread or None,
+        "n_prefix": point.n_prefix or None,
+        "warm_prefix": point.warm_prefix or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def arm_entry(arm: Arm, rig: Rig) -> dict[str, Any]:
@@ -170,13 +190,23 @@ def result_entry(question: Question, result: Result) -> dict[str, Any]:
     }
 
 
-def seconds_per_slot(document: Mapping[str, Any], scenario: str, lengths: Mapping[str, int]) -> float | None:
-    """What a slot took in a recorded run of this scenario and these lengths; None when it is another."""
+def same_work(document: Mapping[str, Any], scenario: Scenario) -> bool:
+    """Whether a recorded run asked for the same lengths at the same points."""
     workload = document.get("workload") or {}
-    same = document.get("scenario") == scenario and all(workload.get(key) == value for key, value in lengths.items())
-    num_slots = sum(len(row) for row in document.get("schedule") or ())
+    labels = [point.get("label", "") for point in workload.get("points") or [{}]]
+    return (document.get("scenario"), workload.get("n_prompt"), workload.get("n_out"), labels) == (
+        *(scenario.name, scenario.n_prompt, scenario.n_out),
+        [point.label for point in scenario.points],
+    )
+
+
+def seconds_per_slot(document: Mapping[str, Any], scenario: Scenario) -> float | None:
+    """What a slot took in a recorded run of this scenario and these lengths; None when it is another."""
+    # as many as ran: a run may have stopped early
+    num_slots = document.get("blocks", 0) * len(document.get("arms") or ())
     wall_s = document.get("wall_s")
-    return wall_s / num_slots if same and num_slots and isinstance(wall_s, int | float) else None
+    known = same_work(document, scenario) and num_slots and isinstance(wall_s, int | float)
+    return wall_s / num_slots if known else None
 
 
 def judged_words(document: Mapping[str, Any]) -> list[tuple[Word, float, float]]:

@@ -1,4 +1,4 @@
-"""The loop: golden gate, warm-up and calibration, slots with a seam before each, every sample kept as it comes."""
+"""The loop: golden gate, warm-up, soak, slots with a seam before each, every sample kept as it comes."""
 
 import math
 import time
@@ -7,35 +7,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pocketllm.bench.analysis import validity
-from pocketllm.bench.analysis.contrasts import Question, analyze
+from pocketllm.bench.analysis import conditions, validity
+from pocketllm.bench.analysis.contrasts import Question, analyze, half_width, interim
 from pocketllm.bench.analysis.history import history_key, null_history
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
-from pocketllm.bench.arm import Arm, ArmSet
-from pocketllm.bench.record import end_document, row_of, start_document
+from pocketllm.bench.arm import Arm, ArmSet, Isolation
+from pocketllm.bench.pace import Pace, Wish, minutes
+from pocketllm.bench.record import end_document, start_document
 from pocketllm.bench.scenarios.contract import Scenario
-from pocketllm.bench.scenarios.prompts import make_ask
-from pocketllm.bench.schedule import (
-    MIN_BLOCKS,
-    SHORT_BURNIN,
-    Fitted,
-    Slot,
-    default_blocks,
-    default_requests,
-    fit_budget,
-    minimum_seconds,
-    order,
-    row_set_size,
-    seconds_needed,
-    whole_row_sets,
-)
-from pocketllm.bench.targets.contract import Sample
+from pocketllm.bench.schedule import MIN_BLOCKS, Costs, Fitted, Slot, order, row_set_size
+from pocketllm.bench.slot_load import Amount, Place, SlotLoad
+from pocketllm.bench.targets.contract import MAX_STREAMS, Sample
 from pocketllm.bench.targets.gate import Gate, GateState
 from pocketllm.bench.targets.rig import Rig
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
 
-OVERRUN = 1.25
-"""Share of its budget that a run may come to need before it changes its pace at a row set's end."""
+DRAIN_S = 30.0
+"""How long a seam waits for a server that still counts a request in flight."""
+SOAK_S = 300.0
+SOAK_SHARE = 0.2
+"""A heat soak takes at most SOAK_S, and at most this share of the run that follows."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How far a run is. `interval`: the running 95 % intervals of time ratios, in words; empty before there are any."""
+
+    slots: int
+    total: int
+    arm: str
+    block: int
+    left_s: float
+    interval: str = ""
 
 
 class Progress(Protocol):
@@ -44,13 +47,17 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """One line."""
 
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
-        """A slot has ended; `left_s` is what the rest will take."""
+    def slot_done(self, done: Done) -> None:
+        """A slot has ended."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one run is to be made. `blocks` None: by the budget, or the default; `requests` None: by calibration."""
+    """How one run is to be made. `blocks` None: by the budget, or the default; `requests` None: by calibration.
+
+    until: stop once every judged interval is at most ± this share, but not before `min_n` blocks. soak_s: the longest
+    heat soak, 0: none.
+    """
 
     scenario: Scenario
     arm_set: ArmSet
@@ -60,7 +67,18 @@ class Settings:
     blocks: int | None = None
     budget_s: float | None = None
     requests: int | None = None
+    starts: int = 1
+    until: float | None = None
+    min_n: int = MIN_BLOCKS
+    soak_s: float = SOAK_S
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def wish(self) -> Wish:
+        """What was asked of the length."""
+        return Wish(
+            len(self.arm_set.arms), self.starts, self.blocks, self.budget_s, self.requests, self.until, self.min_n
+        )
 
 
 @dataclass(frozen=True)
@@ -72,15 +90,6 @@ class Outcome:
     interrupted: bool
 
 
-def whole_blocks(asked: int | None, k: int) -> int:
-    """Blocks of a run: the default, or those asked for, rounded up to whole row sets; OptionError below the minimum."""
-    if asked is None:
-        return default_blocks(k)
-    if asked < MIN_BLOCKS:
-        raise OptionError(f"--blocks {asked} is below {MIN_BLOCKS}, the fewest that can be judged")
-    return whole_row_sets(asked, k)
-
-
 class Run:
     """One run over an opened rig."""
 
@@ -90,20 +99,28 @@ class Run:
         self.gate = gate
         self.progress = progress
         self.checks: list[Check] = []
-        self.measured: list[Measured] = []
-        self.rows: list[dict[str, Any]] = []
         self.remarks: list[str] = []
-        self.requests = 0
+        self.start = 0
+        self.load: SlotLoad
+        self.fingerprints: dict[str, str] = {}
 
     # -- before the first slot -----------------------------------------------------------------------------------------
-    def check_lengths(self) -> None:
-        """OptionError for lengths that the engine in this process cannot hold; a server is asked and answers."""
-        scenario, engine = self.settings.scenario, self.rig.engine
-        if engine is not None and scenario.n_prompt + scenario.n_out > engine.plan.limits.max_model_len:
-            raise OptionError(
-                f"{scenario.n_prompt} tokens in and {scenario.n_out} out are more than "
-                f"max_model_len={engine.plan.limits.max_model_len}: lower --input-len or --output-len"
-            )
+    def fitting_scenario(self) -> Scenario:
+        """The scenario as far as these arms can run it; OptionError when they cannot at all."""
+        scenario = self.settings.scenario
+        for name, target in self.rig.targets.items():
+            if refusal := scenario.refusal(name, target.has):
+                raise OptionError(refusal)
+        widest = max(point.concurrency for point in scenario.points)
+        if widest > MAX_STREAMS:
+            raise OptionError(f"{scenario.name} keeps {widest} requests in flight; one client holds {MAX_STREAMS}")
+        plans = [target.describe().get("plan") or {} for target in self.rig.targets.values()]
+        contexts = [int(plan["max_model_len"]) for plan in plans if plan.get("max_model_len")]
+        if contexts and scenario.meters is None:
+            scenario, left_out = scenario.within(min(contexts))
+            if left_out:
+                self.tell(f"left out, longer than a context of {min(contexts)}: {', '.join(left_out)}")
+        return scenario
 
     def check_golden(self) -> None:
         """V11 for every arm that differs; NotJudgedError when one is red: what is wrong is not timed."""
@@ -125,55 +142,64 @@ class Run:
         if absent:
             self.checks.append(Check("V11", Severity.NOTE, float(len(absent)), "; ".join(absent)))
 
-    def warm_up(self) -> list[float]:
-        """Two requests an arm: one prompt that all share, whose answers are compared, then one that is timed.
+    def warm_up(self) -> Costs:
+        """One prompt that all arms share, whose answers are compared, then one slot each, which is timed.
 
-        Returns seconds of one request by arm, in order. NotJudgedError when an arm cannot answer.
+        NotJudgedError when an arm cannot answer.
         """
+        begun = time.perf_counter()
         answers: dict[str, Sample] = {}
-        seconds: list[float] = []
-        start = time.perf_counter()
+        found = Costs(())
         for arm in self.settings.arm_set.arms:
-            first = time.perf_counter()
-            answers[arm.name] = self.ask(arm, None, "probe", f"{self.settings.seed}-agreement")
-            second = time.perf_counter()
-            self.ask(arm, None, "warmup", f"{self.settings.seed}-calibration-{arm.name}")
-            # the quicker of the two: a disturbed calibration must not refuse a run that would fit
-            seconds.append(min(second - first, time.perf_counter() - second))
-            self.refuse_early(seconds, time.perf_counter() - start)
+            place = Place(arm, None, "warmup", self.start)
+            probe_s = 0.0
+            if self.load.scenario.meters is None:
+                before = time.perf_counter()
+                answers[arm.name] = answered(arm, self.load.probe(place))
+                probe_s = time.perf_counter() - before
+            found = self.add_costs(found, place, probe_s)
+            self.settings.wish.refuse_early(found, time.perf_counter() - begun)
         self.checks += agreement(answers)
-        return seconds
+        return replace(found, start_s=self.rig.renew_s + time.perf_counter() - begun)
 
-    def refuse_early(self, request_s: Sequence[float], spent_s: float) -> None:
-        """Do not warm up the other arms for a budget that cannot even hold arms as quick as the quickest so far."""
-        k, budget_s = len(self.settings.arm_set.arms), self.settings.budget_s
-        least = minimum_seconds([min(request_s)] * k, self.settings.requests)
-        if budget_s is not None and spent_s + least > budget_s:
-            raise self.budget_refusal(spent_s + least)
+    def add_costs(self, costs: Costs, place: Place, probe_s: float) -> Costs:
+        """Run one slot of an arm, and say what its points take: a request, where their number is to be fitted."""
+        scenario = self.load.scenario
+        open_s: list[float] = []
+        fixed_s = 0.0
+        for point in scenario.shapes:
+            before = time.perf_counter()
+            for _, sample in self.load.run(place, Amount(1, scenario.burnin), [point]):
+                answered(place.arm, sample)
+            took_s = time.perf_counter() - before
+            if point.num_requests is None and scenario.meters is None:
+                open_s.append(took_s / (1 + scenario.burnin))
+            else:
+                fixed_s += took_s
+        # the probe is such a request too; the quicker reading counts: a disturbed one must not refuse a run
+        request_s = min(open_s[0], probe_s) + sum(open_s[1:]) if open_s else 0.0
+        return replace(costs, request_s=(*costs.request_s, request_s), fixed_s=costs.fixed_s + fixed_s)
 
-    def budget_refusal(self, needed_s: float) -> OptionError:
-        """Why a budget cannot hold a run, and what would."""
-        k = len(self.settings.arm_set.arms)
-        return OptionError(
-            f"--budget {self.settings.budget_s:g}s cannot hold {whole_row_sets(MIN_BLOCKS, k)} blocks of {k} arms, the "
-            f"fewest that can be judged: they need about {minutes(needed_s)} here; raise --budget or ask for less"
-        )
-
-    def fit(self, request_s: Sequence[float], spent_s: float) -> Fitted:
-        """Blocks and requests a slot, by `--blocks` or by the budget that is left; OptionError when it cannot hold."""
-        settings, k = self.settings, len(request_s)
-        burnin = settings.scenario.burnin
-        if settings.budget_s is None or settings.blocks is not None:
-            blocks = whole_blocks(settings.blocks, k)
-            requests = settings.requests or default_requests(request_s)
-            needed = seconds_needed(request_s, blocks, requests, burnin)
-            if settings.budget_s is not None and needed > settings.budget_s - spent_s:
-                raise OptionError(f"{blocks} blocks need about {minutes(needed + spent_s)}: more than --budget allows")
-            return Fitted(blocks, requests, burnin, needed)
-        fitted = fit_budget(request_s, settings.budget_s - spent_s, burnin, settings.requests)
-        if fitted is None:
-            raise self.budget_refusal(minimum_seconds(request_s, settings.requests) + spent_s)
-        return fitted
+    def soak(self, fitted: Fitted) -> bool | None:
+        """Slots of the baseline until the last ones drift by less than half the margin; None: no time for it."""
+        scenario, arm_set = self.load.scenario, self.settings.arm_set
+        allowed_s = min(self.settings.soak_s, SOAK_SHARE * fitted.seconds)
+        slot_s = fitted.seconds / (fitted.blocks * len(arm_set.arms))
+        if conditions.SOAK_SLOTS * slot_s > allowed_s:
+            return None
+        word, margin, costs = scenario.judged[0], min(self.settings.margins.values()), list[float]()
+        point = next(shape for shape in scenario.shapes if shape.metric(word) in scenario.primary)
+        begun = time.perf_counter()
+        while time.perf_counter() - begun <= allowed_s:
+            place = Place(arm_set.baseline, None, "soak", self.start, len(costs))
+            requests = self.load.run(place, Amount(fitted.requests, fitted.burnin), [point])
+            values = scenario.costs([sample for _, sample in requests], scenario.slos)
+            if word not in values:
+                return None
+            costs.append(values[word])
+            if conditions.steady(costs, margin):
+                return True
+        return False
 
     # -- measuring -----------------------------------------------------------------------------------------------------
     def run(self) -> Outcome:
@@ -181,126 +207,127 @@ class Run:
         from pocketllm.evidence.store import RecordWriter
 
         settings = self.settings
-        self.check_lengths()
+        if self.rig.last_start:
+            self.rig.renew(settings.arm_set, 0)  # an earlier run has used this rig
+        scenario = self.fitting_scenario()
         self.check_golden()
-        start = time.perf_counter()
+        begun = time.perf_counter()
         self.progress.say("warming up and calibrating every arm")
-        request_s = self.warm_up()
-        fitted = self.fit(request_s, time.perf_counter() - start)
-        slots = order(settings.arm_set.names, fitted.blocks, settings.seed)
-        question = Question(settings.scenario, settings.arm_set, slots, settings.margins)
-        self.progress.say(
-            f"{fitted.blocks} blocks of {len(settings.arm_set.arms)} slots, about {minutes(fitted.seconds)}; "
-            f"measured requests a slot: {fitted.requests}"
-        )
+        meters = scenario.meters(self.rig.targets) if scenario.meters else {}
+        self.load = SlotLoad(scenario, self.rig, settings.seed, meters)
+        costs = self.warm_up()
+        fitted = settings.wish.fit(costs, scenario.burnin, time.perf_counter() - begun)
+        slots = order(settings.arm_set.names, fitted.blocks, settings.seed, fitted.starts)
+        question = Question(scenario, settings.arm_set, slots, settings.margins)
+        self.progress.say(f"{plan_words(fitted, len(settings.arm_set.arms))}, about {minutes(fitted.seconds)}")
         document = start_document(question, self.rig, fitted, settings.seed, settings.arguments)
+        document |= {"meter": {name: meter.facts for name, meter in meters.items()}} if meters else {}
         writer = RecordWriter("bench", document, settings.directory)
-        question = replace(question, null_history=past_nulls(settings.directory, writer.document))
-        before = self.rig.fingerprints()
+        self.fingerprints = self.rig.fingerprints()
         interrupted = False
         try:
-            writer.append(self.rows)
-            self.measure(slots, fitted, writer.append, start)
-            self.checks += validity.changed(before, self.rig.last_fingerprints())
+            question = replace(
+                question,
+                null_history=past_nulls(settings.directory, writer.document),
+                steady_start=self.soak(fitted) if settings.soak_s > 0 else None,
+            )
+            writer.append(self.load.taken_rows())
+            self.measure(question, fitted, writer.append, Pace(settings.wish, begun, self.tell))
+            self.note_changes()
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
             writer.finish({"ended_by": type(error).__name__}, complete=False)
             raise
         analysis = analyze(self.so_far(question), self.whole_blocks_only(), self.checks)
-        ending = end_document(question, analysis, time.perf_counter() - start, self.notes(slots))
+        ending = end_document(question, analysis, time.perf_counter() - begun, self.notes(slots))
         if interrupted:
             ending = without_words(ending)
         path = writer.finish(ending, complete=not interrupted)
         return Outcome(writer.document, path, interrupted)
 
     def measure(
-        self, slots: Sequence[Slot], fitted: Fitted, append: Callable[[list[dict[str, Any]]], None], start: float
+        self, question: Question, fitted: Fitted, append: Callable[[list[dict[str, Any]]], None], pace: Pace
     ) -> None:
         """All slots in order; rows are durable before the next slot begins."""
-        arms = {arm.name: arm for arm in self.settings.arm_set.arms}
-        begun = time.perf_counter()
+        slots, arms = question.slots, {arm.name: arm for arm in self.settings.arm_set.arms}
+        interval = ""
         for slot in slots:
             if slot.index and slot.position == 0 and slot.block % row_set_size(len(arms)) == 0:
-                paced = self.pace(fitted, slot, len(slots), start, begun)
+                interval = interval_words(self.so_far(question), self.whole_blocks_only())
+                paced = None if self.is_resolved(question, slot) else pace.at_row_set(fitted, slot, len(slots))
                 if paced is None:
-                    self.tell("stopped at the end of a row set: the machine became slower than its calibration")
                     break
                 fitted = paced
-            self.rows = []
+            if slot.start != self.start:
+                self.start_afresh(slot.start)
             self.run_slot(arms[slot.arm], slot, fitted)
-            append(self.rows)
+            append(self.load.taken_rows())
             done = slot.index + 1
-            left_s = (time.perf_counter() - begun) / done * (len(slots) - done)
-            self.progress.slot_done(done, len(slots), left_s)
+            left_s = pace.left_s(done, len(slots))
+            self.progress.slot_done(Done(done, len(slots), slot.arm, slot.block, left_s, interval))
 
-    def pace(self, fitted: Fitted, slot: Slot, num_slots: int, start: float, begun: float) -> Fitted | None:
-        """How to go on after a row set when the budget would be overrun; None: stop, there are enough blocks.
+    def is_resolved(self, question: Question, slot: Slot) -> bool:
+        """Whether `until` is reached before this slot, the first of a row set (of a start, where starts differ)."""
+        settings = self.settings
+        at_end = settings.starts == 1 or slot.start != self.start
+        if settings.until is None or not at_end or slot.block < max(MIN_BLOCKS, settings.min_n):
+            return False
+        width = half_width(self.so_far(question), self.whole_blocks_only())
+        if width is None or width > settings.until:
+            return False
+        self.tell(f"stopped after {slot.block} blocks: every judged interval is ± {width:.2%} or less (--until)")
+        return True
 
-        Before the minimum is reached the slots of all arms become short instead: fewer requests, never fewer blocks.
-        """
-        budget_s = self.settings.budget_s
-        now = time.perf_counter()
-        slot_s = (now - begun) / slot.index
-        if budget_s is None or now - start + slot_s * (num_slots - slot.index) <= OVERRUN * budget_s:
-            return fitted
-        if slot.block >= MIN_BLOCKS:
-            row_set_s = slot_s * row_set_size(len(self.settings.arm_set.arms)) * len(self.settings.arm_set.arms)
-            return None if now - start + row_set_s > OVERRUN * budget_s else fitted
-        short = replace(fitted, requests=self.settings.requests or 1, burnin=min(fitted.burnin, SHORT_BURNIN))
-        if short != fitted:
-            self.tell(f"the machine became slower than its calibration: short slots from block {slot.block} on")
-        return short
+    def start_afresh(self, start: int) -> None:
+        """The next start: every arm's process anew, warmed up like the first ones."""
+        self.note_changes()
+        self.rig.renew(self.settings.arm_set, start)
+        self.start = start
+        for arm in self.settings.arm_set.arms:
+            place = Place(arm, None, "warmup", start)
+            answered(arm, self.load.probe(place))
+            self.load.run(place, Amount(1, self.load.scenario.burnin))
+        self.note_changes()
+
+    def note_changes(self) -> None:
+        """V12, once: a target that is not what it was when the run began, or gone."""
+        if not any(check.code == "V12" for check in self.checks):
+            self.checks += validity.changed(self.fingerprints, self.rig.last_fingerprints())
 
     def tell(self, text: str) -> None:
         """Say it now and in the record."""
         self.progress.say(text)
-        self.remarks.append(text)
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     def run_slot(self, arm: Arm, slot: Slot, fitted: Fitted) -> None:
         """Seam, burn-in, measured requests."""
-        self.seam()
-        salt = f"{self.settings.seed}-{slot.index}"
-        self.ask(arm, slot, "burnin", f"{salt}-burnin", fitted.burnin)
-        for number in range(fitted.requests):
-            sample = self.ask(arm, slot, "measure", f"{salt}-{number}")
-            self.measured.append(Measured(slot.block, arm.name, sample))
+        self.seam(arm)
+        self.load.run(Place(arm, slot, "measure", slot.start), Amount(fitted.requests, fitted.burnin))
 
-    def seam(self) -> None:
-        """Between slots nothing is in flight at the client, in any arm; prompts are fresh, so no cache to reset.
+    def seam(self, arm: Arm) -> None:
+        """Between slots nothing is in flight, at client or server, in any arm; the next arm forgets past prompts.
 
-        A request ends only once its last token's id, or its last byte, is read: the device has synchronized.
+        Prompts are salted and new, so a cache that cannot be reset finds nothing either. A request ends only once its
+        last token's id, or its last byte, is read: the device has synchronized.
         """
-        busy = {name: count for name, target in self.rig.targets.items() if (count := target.in_flight())}
-        if busy:
-            raise MachineError(f"the seam between two slots is not clean: in flight {busy}")
-
-    def ask(self, arm: Arm, slot: Slot | None, phase: str, salt: str, share: float = 1.0) -> Sample:
-        """One request, kept as a row. A warm-up request that fails is a NotJudgedError: nothing can be timed."""
-        scenario = self.settings.scenario
-        ask = make_ask(
-            f"{scenario.name}-{salt}",
-            max(1, round(scenario.n_prompt * share)),
-            max(1, round(scenario.n_out * share)),
-            self.rig.encode,
-            self.rig.decode,
-        )
-        target = self.rig.targets[arm.name]
-        sample = target.probe(ask) if phase == "probe" else target.ask(ask)
-        self.rows.append(row_of(arm, slot, "warmup" if slot is None else phase, self.requests, ask, sample))
-        self.requests += 1
-        if slot is None and sample.error is not None:
-            raise NotJudgedError(f"arm {arm.name} does not answer: {sample.error}")
-        return sample
+        deadline = time.monotonic() + DRAIN_S
+        while busy := {name: count for name, target in self.rig.targets.items() if (count := target.in_flight())}:
+            if time.monotonic() > deadline:
+                raise MachineError(f"the seam between two slots is not clean: in flight {busy}")
+            time.sleep(0.01)
+        if self.rig.targets[arm.name].reset_cache() is False:
+            self.tell(f"{arm.name} did not reset its prefix cache; prompts are salted and new all the same")
 
     # -- after the last slot -------------------------------------------------------------------------------------------
     def whole_blocks_only(self) -> list[Measured]:
         """Samples of blocks that every arm has."""
         by_block: dict[int, set[str]] = {}
-        for item in self.measured:
+        for item in self.load.measured:
             by_block.setdefault(item.block, set()).add(item.arm)
         whole = {block for block, arms in by_block.items() if len(arms) == len(self.settings.arm_set.arms)}
-        return [item for item in self.measured if item.block in whole]
+        return [item for item in self.load.measured if item.block in whole]
 
     def so_far(self, question: Question) -> Question:
         """The question over the blocks that ran (all of them, unless the run was cut short)."""
@@ -313,14 +340,25 @@ class Run:
         planned = max(slot.block for slot in slots) + 1
         ran = len({item.block for item in self.whole_blocks_only()})
         notes = [*self.remarks, *([f"{ran} of {planned} planned blocks ran"] if ran < planned else [])]
-        asked = self.settings.blocks
+        asked, until = self.settings.blocks, self.settings.until
         if asked is not None and asked != planned:
             notes.append(f"{asked} blocks rounded up to {planned}: whole row sets keep the arms balanced")
+        if until is not None and ran == planned:
+            notes.append(f"all {planned} blocks ran before every judged interval was ± {until:.2%} or less (--until)")
         return notes
+
+
+def answered(arm: Arm, sample: Sample) -> Sample:
+    """The sample of a warm-up request; NotJudgedError when it failed: nothing can be timed."""
+    if sample.error is not None:
+        raise NotJudgedError(f"arm {arm.name} does not answer: {sample.error}")
+    return sample
 
 
 def agreement(answers: Mapping[str, Sample]) -> list[Check]:
     """A V11 note when arms answer one and the same prompt differently; texts are compared where ids are not known."""
+    if not answers:
+        return []
     by_ids = all(sample.out_ids is not None for sample in answers.values())
     given = {name: sample.out_ids if by_ids else sample.out_text for name, sample in answers.items()}
     first = next(iter(given))
@@ -329,6 +367,20 @@ def agreement(answers: Mapping[str, Sample]) -> list[Check]:
         return []
     text = f"{', '.join(differ)} gives other {'token ids' if by_ids else 'text'} than {first} (greedy)"
     return [Check("V11", Severity.NOTE, float(len(differ)), text)]
+
+
+def plan_words(fitted: Fitted, num_arms: int) -> str:
+    """What will run, in half a sentence."""
+    starts = f" in {fitted.starts} starts" if fitted.starts > 1 else ""
+    return f"{fitted.blocks} blocks of {num_arms} slots{starts}, measured requests a slot: {fitted.requests}"
+
+
+def interval_words(question: Question, measured: Sequence[Measured]) -> str:
+    """The running intervals of the first judged metric: `b 0.98 to 1.02`."""
+    metric = question.scenario.primary[0]
+    fits = {arm: fit for (name, arm), fit in interim(question, measured).items() if name == metric}
+    ends = {arm: [math.exp(float(end)) for end in fit.interval()] for arm, fit in fits.items()}
+    return ", ".join(f"{arm} {low:.3f} to {high:.3f}" for arm, (low, high) in ends.items())
 
 
 def past_nulls(directory: Path, document: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -344,10 +396,15 @@ def without_words(ending: Mapping[str, Any]) -> dict[str, Any]:
     return {**ending, "results": results, "ended_by": "KeyboardInterrupt"}
 
 
-def minutes(seconds: float) -> str:
-    """A duration for people.
+def default_starts(isolation: Isolation, asked: int | None) -> int:
+    """Fresh starts of a run; OptionError where arms are not processes that could be started."""
+    from pocketllm.bench.arm import DEFAULT_STARTS
 
-    >>> minutes(42), minutes(150)
-    ('42 s', '2.5 min')
-    """
-    return f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+    if isolation is Isolation.PROCESS:
+        if asked is not None and asked < 1:
+            raise OptionError(f"--starts {asked} must be at least 1")
+        return DEFAULT_STARTS if asked is None else asked
+    if asked not in (None, 1):
+        why = "these arms share one process" if isolation is Isolation.TOGGLE else "these servers run already"
+        raise OptionError(f"--starts {asked}: {why}; via=http gives each arm a process of its own")
+    return 1

@@ -23,7 +23,7 @@ SHORT_BURNIN = 0.25
 
 @dataclass(frozen=True)
 class Slot:
-    """One arm measured once. `prev_arm` ran just before (also across a block's edge); None for the very first."""
+    """One arm measured once. `prev_arm` ran just before (also across a block's edge); None after a fresh start."""
 
     index: int
     superblock: int
@@ -31,6 +31,8 @@ class Slot:
     position: int
     arm: str
     prev_arm: str | None
+    start: int = 0
+    """Which start of the arms' processes; 0 throughout where they are not started afresh."""
 
 
 def williams_rows(k: int) -> list[tuple[int, ...]]:
@@ -50,35 +52,41 @@ def row_set_size(k: int) -> int:
     return k if k % 2 == 0 else 2 * k
 
 
-def whole_row_sets(at_least: int, k: int) -> int:
-    """Smallest number of blocks ≥ at_least that is a whole number of row sets.
+def whole_row_sets(at_least: int, k: int, starts: int = 1) -> int:
+    """Smallest number of blocks ≥ at_least that is a whole number of row sets for each start.
 
     >>> [whole_row_sets(7, k) for k in (2, 3, 4, 5, 6)]
     [8, 12, 8, 10, 12]
+    >>> [whole_row_sets(7, k, starts=5) for k in (2, 3, 4)]
+    [10, 30, 20]
     """
-    size = row_set_size(k)
+    size = row_set_size(k) * starts
     return math.ceil(at_least / size) * size
 
 
-def default_blocks(k: int) -> int:
-    """About DEFAULT_BLOCKS, whole row sets, at least MIN_BLOCKS.
+def default_blocks(k: int, starts: int = 1) -> int:
+    """About DEFAULT_BLOCKS, whole row sets, at least MIN_BLOCKS; with several starts a row set each if that is enough.
 
     >>> [default_blocks(k) for k in (2, 3, 4, 5, 6)]
     [12, 12, 12, 10, 12]
+    >>> [default_blocks(3, starts) for starts in (1, 2, 5)]
+    [12, 12, 30]
     """
+    fewest = whole_row_sets(MIN_BLOCKS, k, starts)
     size = row_set_size(k)
-    return max(round(DEFAULT_BLOCKS / size) * size, whole_row_sets(MIN_BLOCKS, k))
+    return fewest if starts > 1 else max(round(DEFAULT_BLOCKS / size) * size, fewest)
 
 
-def order(arms: Sequence[str], blocks: int, seed: int) -> list[Slot]:
-    """All slots in the order they run. `blocks` must be whole row sets; labels are permuted by seed.
+def order(arms: Sequence[str], blocks: int, seed: int, starts: int = 1) -> list[Slot]:
+    """All slots in the order they run. `blocks` must be whole row sets for each start; labels are permuted by seed.
 
     >>> [slot.arm for slot in order(["base", "candidate"], blocks=2, seed=1)]
     ['base', 'candidate', 'candidate', 'base']
     """
     size = row_set_size(len(arms))
     assert blocks > 0, blocks
-    assert blocks % size == 0, (blocks, size)
+    assert blocks % (size * starts) == 0, (blocks, size, starts)
+    blocks_a_start = blocks // starts
     rng = random.Random(seed)
     rows = williams_rows(len(arms))
     labels = rng.sample(list(arms), len(arms))
@@ -89,10 +97,55 @@ def order(arms: Sequence[str], blocks: int, seed: int) -> list[Slot]:
             labels = rng.sample(list(arms), len(arms))
         for row_number, row in enumerate(rows):
             for position, treatment in enumerate(row):
-                previous = slots[-1].arm if slots else None
                 block = superblock * size + row_number
-                slots.append(Slot(len(slots), superblock, block, position, labels[treatment], previous))
+                start = block // blocks_a_start
+                # what ran before a fresh start ran in processes that are gone
+                previous = slots[-1].arm if slots and slots[-1].start == start else None
+                slots.append(Slot(len(slots), superblock, block, position, labels[treatment], previous, start))
     return slots
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What calibration found: seconds of one request of each arm, and of what a block takes whatever is asked of it."""
+
+    request_s: tuple[float, ...]
+    """Of points whose number of requests a slot is still to be fitted; 0 where there is no such point."""
+    fixed_s: float = 0.0
+    """Of a block's points with a number of their own, all arms together."""
+    start_s: float = 0.0
+    """Of ending and starting every arm afresh, warm-up included."""
+
+    def seconds(self, blocks: int, requests: int, burnin: float, starts: int = 1) -> float:
+        """Of a run from its first slot on: the first start has been paid for."""
+        return blocks * (sum(self.request_s) * (requests + burnin) + self.fixed_s) + (starts - 1) * self.start_s
+
+    def default_requests(self) -> int:
+        """Requests a slot so that the shortest slot reaches SLOT_SECONDS, at most MAX_REQUESTS."""
+        return min(MAX_REQUESTS, max(1, math.ceil(SLOT_SECONDS / max(min(self.request_s), 1e-9))))
+
+    def minimum_s(self, requests: int | None = None, starts: int = 1) -> float:
+        """The shortest run that is still a run: the fewest blocks and requests, and a short burn-in."""
+        blocks = whole_row_sets(MIN_BLOCKS, len(self.request_s), starts)
+        return self.seconds(blocks, requests or 1, SHORT_BURNIN, starts)
+
+    def fit(self, seconds: float, burnin: float = 1.0, requests: int | None = None, starts: int = 1) -> "Fitted | None":
+        """Most evidence that `seconds` can hold; None: not even the minimum.
+
+        Blocks are the sample, so requests a slot (unless given) and at last the length of the burn-in give way first.
+        """
+        k = len(self.request_s)
+        unit, minimum = row_set_size(k) * starts, whole_row_sets(MIN_BLOCKS, k, starts)
+        wanted = self.default_requests() if requests is None else requests
+        fewest = 1 if requests is None else requests
+        shortest = min(burnin, SHORT_BURNIN)
+        for count, share in [*((n, burnin) for n in range(wanted, fewest - 1, -1)), (fewest, shortest)]:
+            left_s = seconds - self.seconds(0, count, share, starts)
+            affordable = int(left_s / self.seconds(1, count, share)) // unit * unit
+            if affordable >= minimum:
+                blocks = min(affordable, whole_row_sets(MAX_BUDGET_BLOCKS, k, starts))
+                return Fitted(blocks, count, share, self.seconds(blocks, count, share, starts), starts)
+        return None
 
 
 @dataclass(frozen=True)
@@ -103,39 +156,4 @@ class Fitted:
     requests: int
     burnin: float
     seconds: float
-
-
-def seconds_needed(request_s: Sequence[float], blocks: int, requests: int, burnin: float) -> float:
-    """Seconds of `blocks` blocks when one request of each arm takes `request_s`."""
-    return blocks * sum(request_s) * (requests + burnin)
-
-
-def default_requests(request_s: Sequence[float]) -> int:
-    """Requests a slot so that the shortest slot reaches SLOT_SECONDS, at most MAX_REQUESTS."""
-    return min(MAX_REQUESTS, max(1, math.ceil(SLOT_SECONDS / max(min(request_s), 1e-9))))
-
-
-def fit_budget(
-    request_s: Sequence[float], seconds: float, burnin: float = 1.0, requests: int | None = None
-) -> Fitted | None:
-    """Most evidence that `seconds` can hold, given one request's time for each arm; None: not even the minimum.
-
-    Blocks are the sample, so requests a slot (unless given) and at last the length of the burn-in give way first.
-    """
-    k = len(request_s)
-    minimum = whole_row_sets(MIN_BLOCKS, k)
-    wanted = default_requests(request_s) if requests is None else requests
-    fewest = 1 if requests is None else requests
-    shortest = min(burnin, SHORT_BURNIN)
-    for count, share in [*((n, burnin) for n in range(wanted, fewest - 1, -1)), (fewest, shortest)]:
-        block_s = seconds_needed(request_s, 1, count, share)
-        affordable = int(seconds / block_s) // row_set_size(k) * row_set_size(k)
-        if affordable >= minimum:
-            blocks = min(affordable, whole_row_sets(MAX_BUDGET_BLOCKS, k))
-            return Fitted(blocks, count, share, blocks * block_s)
-    return None
-
-
-def minimum_seconds(request_s: Sequence[float], requests: int | None = None) -> float:
-    """The shortest run that is still a run: the fewest blocks and requests, and a short burn-in."""
-    return seconds_needed(request_s, whole_row_sets(MIN_BLOCKS, len(request_s)), requests or 1, SHORT_BURNIN)
+    starts: int = 1

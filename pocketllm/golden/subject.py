@@ -63,7 +63,7 @@ class Subject:
         flags = [f"--model={self.path}"]
         for item in fields(self.options):
             value = getattr(self.options, item.name)
-            if item.name not in ("model", "sources") and value != item.default:
+            if item.name not in ("model", "sources", "test_step_delay") and value != item.default:
                 flags.append(f"--{item.name.replace('_', '-')}={value}")
         return flags
 

@@ -9,10 +9,12 @@ import pytest
 
 from pocketllm.bench.analysis.verdict import exit_code
 from pocketllm.bench.arm import ArmSet, make_arms
+from pocketllm.bench.latency import slot_values
+from pocketllm.bench.pace import Wish, minutes
 from pocketllm.bench.record import judged_words
-from pocketllm.bench.run import Outcome, Run, Settings, minutes, past_nulls, whole_blocks
+from pocketllm.bench.run import Done, Outcome, Run, Settings, past_nulls
 from pocketllm.bench.scenarios import find_scenario, known
-from pocketllm.bench.targets.contract import Ask, Sample, slot_costs
+from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.gate import GateAnswer, GateState
 from pocketllm.bench.targets.rig import Rig
 from pocketllm.engine.options import EngineOptions
@@ -28,21 +30,26 @@ class Quiet:
     def __init__(self, stop_after: int | None = None) -> None:
         self.lines: list[str] = []
         self.slots = 0
+        self.intervals: list[str] = []
         self.stop_after = stop_after
 
     def say(self, text: str) -> None:
         self.lines.append(text)
 
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
-        self.slots = done
-        if done == self.stop_after:
+    def slot_done(self, done: Done) -> None:
+        self.slots = done.slots
+        self.intervals.append(done.interval)
+        if done.slots == self.stop_after:
             raise KeyboardInterrupt
 
 
 def settings(directory: Path, arm_set: ArmSet | None = None, **changes: Any) -> Settings:
     scenario = replace(find_scenario("decode"), n_prompt=16, n_out=8)
     base = Settings(
-        *(scenario, arm_set or make_arms(ARMS, EngineOptions()), {"decode": 0.01}, directory), requests=2, blocks=12
+        *(scenario, arm_set or make_arms(ARMS, EngineOptions()), {"decode": 0.01}, directory),
+        requests=2,
+        blocks=12,
+        soak_s=0.0,
     )
     return replace(base, **changes)
 
@@ -92,7 +99,7 @@ def test_a_slower_arm_is_called_slower_and_everything_is_in_the_record(tmp_path:
     assert result["low"] < 1.2 < result["high"]
     assert record.complete
     phases = [row["phase"] for row in record.row_dicts]
-    assert {phase: phases.count(phase) for phase in set(phases)} == {"warmup": 6, "burnin": 36, "measure": 72}
+    assert {phase: phases.count(phase) for phase in set(phases)} == {"warmup": 9, "burnin": 36, "measure": 72}
     assert code_of(outcome) == 0
     assert code_of(outcome, fail_on_slower=True) == 1
 
@@ -217,9 +224,9 @@ def ordered_rig(arm_set: ArmSet, penalty: Callable[[int, str], float]) -> Rig:
 
     def at(name: str) -> Callable[[int], tuple[float, float]]:
         def cost(number: int) -> tuple[float, float]:
-            if number < 2:
+            if number < 3:
                 return 0.01, 0.01
-            if (number - 2) % 3 == 0:  # a burn-in begins a slot
+            if number % 3 == 0:  # a burn-in begins a slot
                 order.append(name)
             value = 0.01 * wobble(number) * penalty(len(order) - 1, order[-2] if len(order) > 1 else "")
             return value, value
@@ -310,7 +317,11 @@ def test_a_run_without_a_soak_says_so_with_the_drift(tmp_path: Path) -> None:
     assert check["value"] > 0.2
 
 
-def test_a_seam_with_a_request_in_flight_stops_the_run_and_keeps_the_record(tmp_path: Path) -> None:
+def test_a_seam_with_a_request_in_flight_stops_the_run_and_keeps_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketllm.bench.run.DRAIN_S", 0.02)
+
     def stick(number: int, ask: Ask, sample: Sample) -> None:
         target.busy = 1 if number >= 9 else 0
 
@@ -382,6 +393,8 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    monotonic = perf_counter
+
     def spend(self, number: int, ask: Ask, sample: Sample) -> None:
         self.requests += 1
         share = ask.max_tokens / 8  # a burn-in is shorter
@@ -391,6 +404,7 @@ class Clock:
 def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, **changes: Any) -> Outcome:
     """A run whose seconds are the clock's."""
     monkeypatch.setattr("pocketllm.bench.run.time", clock)
+    monkeypatch.setattr("pocketllm.bench.pace.time", clock)
     arm_set = make_arms(ARMS, EngineOptions())
     rig = steady_rig(arm_set, {"base": 0.01, "b": 0.012, "null": 0.01}, spoil=clock.spend)
     return run(tmp_path, rig=rig, arm_set=arm_set, **changes)
@@ -471,21 +485,21 @@ def test_the_decode_rate_is_right_however_many_tokens_a_chunk_holds(per_chunk: i
     target = FakeTarget(lambda number: (0.001, 0.02), tokens_per_chunk=per_chunk)
     sample = target.ask(Ask("x", tuple(range(10)), "", 128))
 
-    assert sample.costs()["decode"] == pytest.approx(0.02)
-    assert sample.costs()["prefill"] == pytest.approx(0.001)
+    assert slot_values([sample])["decode"] == pytest.approx(0.02)
+    assert slot_values([sample])["prefill"] == pytest.approx(0.001)
 
 
 def test_a_decode_rate_without_token_counts_uses_the_billed_total() -> None:
     sample = FakeTarget(lambda number: (0.001, 0.02)).ask(Ask("x", tuple(range(10)), "", 128))
     sample.chunk_ntok = []
 
-    assert sample.costs()["decode"] == pytest.approx(0.02)
+    assert slot_values([sample])["decode"] == pytest.approx(0.02)
 
 
 def test_a_slot_is_the_median_of_its_requests() -> None:
     samples = [FakeTarget(lambda n, c=c: (c, c)).ask(Ask("x", (1, 2), "", 4)) for c in (0.1, 0.9, 0.2)]  # type: ignore[misc]  # the default binds c
 
-    assert slot_costs(samples)["prefill"] == pytest.approx(0.2)
+    assert slot_values(samples)["prefill"] == pytest.approx(0.2)
 
 
 def test_scenarios_are_the_files_of_their_folder() -> None:
@@ -496,7 +510,7 @@ def test_scenarios_are_the_files_of_their_folder() -> None:
 
 def test_too_few_blocks_are_refused_not_raised_silently() -> None:
     with pytest.raises(OptionError, match="--blocks 6 is below 7"):
-        whole_blocks(6, 3)
+        Wish(3, blocks=6).planned_blocks()
 
 
 def test_durations_are_for_people() -> None:

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 from pocketllm.bench import schedule
 from pocketllm.bench.schedule import (
     MIN_BLOCKS,
+    Costs,
     default_blocks,
-    fit_budget,
-    minimum_seconds,
     order,
     row_set_size,
-    seconds_needed,
     whole_row_sets,
 )
 
@@ -76,24 +74,42 @@ def test_blocks_are_whole_row_sets_and_never_fewer_than_the_minimum() -> None:
     seconds=st.floats(1, 2000),
     burnin=st.sampled_from([0.25, 1.0]),
     requests=st.none() | st.integers(1, 5),
+    fixed_s=st.sampled_from([0.0, 3.0]),
+    starts=st.integers(1, 5),
 )
 def test_a_fitted_run_stays_within_its_budget_or_is_refused(
-    request_s: list[float], seconds: float, burnin: float, requests: int | None
+    request_s: list[float], seconds: float, burnin: float, requests: int | None, fixed_s: float, starts: int
 ) -> None:
-    fitted = fit_budget(request_s, seconds, burnin, requests)
+    costs = Costs(tuple(request_s), fixed_s, start_s=2.0)
+    fitted = costs.fit(seconds, burnin, requests, starts)
 
     if fitted is None:
-        assert minimum_seconds(request_s, requests) > seconds * (1 - 1e-9)
+        assert costs.minimum_s(requests, starts) > seconds * (1 - 1e-9)
     else:
         assert fitted.blocks >= MIN_BLOCKS
-        assert fitted.blocks % row_set_size(len(request_s)) == 0
+        assert fitted.blocks % (row_set_size(len(request_s)) * starts) == 0
         assert requests in (None, fitted.requests)
         assert fitted.seconds <= seconds * (1 + 1e-9)
-        assert fitted.seconds == pytest.approx(seconds_needed(request_s, fitted.blocks, fitted.requests, fitted.burnin))
+        assert fitted.starts == starts
+        assert fitted.seconds >= fitted.blocks * fixed_s + (starts - 1) * 2.0
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("starts", [2, 5])
+def test_every_start_is_balanced_by_itself_and_nothing_precedes_its_first_slot(k: int, starts: int) -> None:
+    blocks = whole_row_sets(MIN_BLOCKS, k, starts)
+    slots = order(ARMS[:k], blocks, 3, starts)
+
+    assert [slot.start for slot in slots] == sorted(slot.start for slot in slots)
+    for start in range(starts):
+        own = [slot for slot in slots if slot.start == start]
+        assert len(own) == len(slots) // starts
+        assert len(set(Counter((slot.arm, slot.position) for slot in own).values())) == 1
+        assert [slot.index for slot in own if slot.prev_arm is None] == [own[0].index]
 
 
 def test_a_tight_budget_gives_up_requests_before_blocks() -> None:
-    fitted = fit_budget([0.5, 0.5, 0.5], 40.0)
+    fitted = Costs((0.5, 0.5, 0.5)).fit(40.0)
 
     assert fitted is not None
     assert (fitted.blocks, fitted.requests) == (12, 1)

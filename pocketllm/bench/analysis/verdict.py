@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pocketllm.bench.analysis.stats import Fit, bonferroni_level
-from pocketllm.bench.arm import Isolation
+from pocketllm.bench.arm.settings import Isolation
 
-DEFAULT_MARGINS = {Isolation.TOGGLE: 0.01, Isolation.ATTACH: 0.02}
+DEFAULT_MARGINS = {Isolation.TOGGLE: 0.01, Isolation.PROCESS: 0.02, Isolation.ATTACH: 0.02}
 MIN_HISTORY = 8
 ALPHA = 0.05
 EQUIVALENCE_LEVEL = 0.90

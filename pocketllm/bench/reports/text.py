@@ -31,7 +31,10 @@ MAX_WIDTH = 132
 NAME = 12
 BAR = 17
 """Cells of a bar in WIDTH columns; a wider terminal gives its columns to the bar."""
-VERDICT = 19
+MAX_LATENCY_POINTS = 2
+"""With more points the page has the quantiles, and text the medians alone."""
+QUANTILE_WIDTHS = {0.5: 9, 0.9: 13, 0.99: 15}
+"""Columns of a quantile, or of why there is none."""
 
 Document = Mapping[str, Any]
 Paint = Callable[[str, str], str]
@@ -60,18 +63,19 @@ def render(document: Document, paint: Paint = plain, rows: Sequence[Document] = 
     """The whole report of a bench record; with its rows, latencies and operations too."""
     width = max(WIDTH, min(width, MAX_WIDTH))
     series = Series(document, rows)
-    parts = [header(document), forest(document, paint, width), rates(series, paint)]
+    parts = [header(series), forest(document, paint, width), rates(series, paint)]
     parts += [latencies(series, paint), operations(series, paint)]
     parts += ["\n".join(wrap(line, width) for line in sentences(document))]
     parts += ["\n".join(wrap(f"note: {line}", width, "  ") for line in notes(document))]
     return "\n\n".join(part for part in parts if part)
 
 
-def header(document: Document) -> str:
+def header(series: Series) -> str:
     """What was run."""
-    work, arms = document.get("workload") or {}, document.get("arms") or []
-    blocks = f"{document.get('valid_blocks', 0)} of {len(document.get('schedule') or ())} blocks × {len(arms)} arms"
-    parts = [f"{document.get('isolation', document.get('kind'))} · {blocks}"]
+    document = series.document
+    work, planned = document.get("workload") or {}, len(document.get("schedule") or ())
+    parts = [f"{document.get('isolation', document.get('kind'))} · {series.num_blocks} of {planned} blocks"]
+    parts[0] += f" × {len(series.arms)} arms"
     if work.get("requests_per_slot") is not None:
         parts[0] += f", measured requests a slot: {work['requests_per_slot']}"
     if "seed" in document:
@@ -93,7 +97,7 @@ def forest(document: Document, paint: Paint, width: int) -> str:
 def metric_rows(document: Document, metric: str, paint: Paint, cells: int) -> str:
     """Ratios of one metric: title and ruler, the null arm, the candidates."""
     results = results_of(document, metric)
-    reach = axis_reach([result for result in results if not hides_ratio(document, result)])
+    reach = reach_of(document, metric)
     title = f"{metric_words(metric)}, {metric_of(metric).unit} against {baseline_name(document)}"
     if not results[0]["primary"]:
         title = f"{metric_words(metric)} (not judged)"
@@ -125,6 +129,13 @@ def word_of(result: Document, paint: Paint) -> str:
     if result["role"] == Role.NULL.value and result["floor"] is not None:
         return f"floor {percent(result['floor'])}"
     return ""
+
+
+def reach_of(document: Document, metric: str) -> float:
+    """Half the axis of a metric, the same at all its points."""
+    word = metric.partition("@")[0]
+    alike = [result for result in document["results"] if result["metric"].partition("@")[0] == word]
+    return axis_reach([result for result in alike if not hides_ratio(document, result)])
 
 
 def axis_reach(results: Sequence[Document]) -> float:
@@ -200,7 +211,7 @@ def achieved(series: Series, arms: Sequence[str], label: int) -> list[str]:
 
 def latencies(series: Series, paint: Paint) -> str:
     """Quantiles of the latency words inside the slots, each with the requests it needs."""
-    if not series.slots or series.is_operations:
+    if not series.slots or series.is_operations or len(series.points) > MAX_LATENCY_POINTS:
         return ""
     lines = [
         latency_row(series, word, point, arm)
@@ -211,7 +222,7 @@ def latencies(series: Series, paint: Paint) -> str:
     ]
     if not lines:
         return ""
-    heads = "".join(f" {f'p{100 * quantile:g}':>15}" for quantile in QUANTILES)
+    heads = "".join(f" {f'p{100 * quantile:g}':>{QUANTILE_WIDTHS[quantile]}}" for quantile in QUANTILES)
     return "\n".join([paint(f"{'ms':<16} {'arm':<{NAME}}{heads} {'maximum':>9}", "dim"), *lines])
 
 
@@ -219,7 +230,10 @@ def latency_row(series: Series, word: str, point: str, arm: str) -> str:
     """One arm's quantiles of one word."""
     found = series.quantiles(word, point, arm)
     title = f"{word_title(series, word)}{f' at {point}' if point else ''}"
-    cells = "".join(f" {one.refusal if one.value is None else figure(1e3 * one.value):>15}" for one in found)
+    cells = "".join(
+        f" {one.refusal if one.value is None else figure(1e3 * one.value):>{QUANTILE_WIDTHS[one.quantile]}}"
+        for one in found
+    )
     return f"{title:<16} {clip(arm, NAME):<{NAME}}{cells} {figure(1e3 * max(one.maximum for one in found)):>9}"
 
 
@@ -264,17 +278,24 @@ def render_plan(plan: Document) -> str:
         f"{plan['scenario']}: {plan['n_prompt']} tokens in, {plan['n_out']} out · {plan['isolation']} · "
         f"seed {plan['seed']}",
         "arms: " + ", ".join(f"{arm['name']} ({arm['role']})" for arm in plan["arms"]),
-        f"{len(plan['schedule'])} blocks, {len(plan['schedule']) * len(names)} slots:",
+        f"{len(plan['schedule'])} blocks, {len(plan['schedule']) * len(names)} slots"
+        + (f", in {plan['starts']} starts:" if plan.get("starts", 1) > 1 else ":"),
         *(
             f"  {number:>3}  " + "  ".join(f"{n:<{width}}" for n in row).rstrip()
             for number, row in enumerate(plan["schedule"])
         ),
         f"time: {plan['time']}",
         "smallest change found with 80 % power, by the spread of paired differences:",
-        *(f"  sd {percent(row['sd'])}: {percent(row['mde'])}" for row in plan["mde"]),
+        *(f"  sd {percent(row['sd'])}{spread_source(row)}: {percent(row['mde'])}" for row in plan["mde"]),
+        *(f"note: {note}" for note in plan.get("notes", ())),
         "nothing was run",
     ]
     return "\n".join(lines)
+
+
+def spread_source(row: Document) -> str:
+    """Where a spread comes from, when that is this machine."""
+    return f" (past null arms here: {row['runs_here']})" if "runs_here" in row else ""
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pocketllm.bench.latency import Timed, slot_values
+from pocketllm.bench.targets.contract import Need
 from pocketllm.errors import OptionError
+
+__all__ = ["Arrivals", "Meter", "Need", "Planned", "Point", "Scenario"]
 
 if TYPE_CHECKING:
     from pocketllm.bench.targets.contract import Ask, Sample
@@ -26,13 +29,6 @@ class Arrivals(Enum):
     """All at once."""
     POISSON = "poisson"
     """At times drawn beforehand, whether or not earlier ones have ended; gaps are exponential."""
-
-
-class Need(Enum):
-    """What only some targets can do; each declares its own set."""
-
-    STRUCTURED = "structured output (a JSON schema)"
-    ENGINE = "an engine in this process"
 
 
 @dataclass(frozen=True)
@@ -162,6 +158,8 @@ class Scenario:
     burnin: float = 1.0
     """Length of a burn-in request, as a share of a measured one."""
     points: tuple[Point, ...] = (Point(),)
+    point_words: str = "at {}"
+    """How a sentence names a point: its label goes between the braces."""
     slos: Mapping[str, float] = field(default_factory=dict)
     """Upper limits in seconds of a request's ttft, tpot and e2el: one that meets all of them counts for goodput."""
     needs: frozenset[Need] = frozenset()
@@ -172,14 +170,14 @@ class Scenario:
 
     @property
     def primary(self) -> tuple[str, ...]:
-        """Full names of the judged metrics, point by point."""
-        return tuple(point.metric(name) for point in self.points if point.judged for name in self.judged)
+        """Full names of the judged metrics, each at every point."""
+        return tuple(point.metric(name) for name in self.judged for point in self.points if point.judged)
 
     @property
     def also(self) -> tuple[str, ...]:
         """Full names of the metrics that are only shown."""
-        names = {point: self.shown if point.judged else (*self.judged, *self.shown) for point in self.points}
-        return tuple(point.metric(name) for point, some in names.items() for name in some)
+        silent = [point.metric(name) for name in self.judged for point in self.points if not point.judged]
+        return (*silent, *(point.metric(name) for name in self.shown for point in self.points))
 
     @property
     def shapes(self) -> tuple[Point, ...]:

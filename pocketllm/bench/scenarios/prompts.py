@@ -48,7 +48,7 @@ def ask_of(planned: Planned, encode: Encode, decode: Decode) -> Ask:
     if planned.prefix_salt is not None:
         prefix = text_ids(planned.prefix_salt, planned.n_prefix, encode)
     ids = (*prefix, *text_ids(planned.salt, planned.n_prompt - len(prefix), encode))
-    return Ask(planned.salt, ids, decode(ids), planned.n_out)
+    return Ask(planned.salt, ids, decode(ids), planned.n_out, planned.offset_s, planned.json_schema)
 
 
 def make_ask(salt: str, n_prompt: int, max_tokens: int, encode: Encode, decode: Decode) -> Ask:

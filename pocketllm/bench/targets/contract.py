@@ -1,9 +1,19 @@
-"""What the run knows of a target: ask it once, know that it is idle, close it."""
+"""What the run knows of a target: put a load on it, know that it is idle, close it."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
+
+MAX_STREAMS = 64
+"""Most requests that one client process keeps in flight; its own lag is measured."""
+
+
+class Need(Enum):
+    """What only some targets can do; each declares its own set."""
+
+    STRUCTURED = "structured output (a JSON schema)"
+    ENGINE = "an engine in this process"
 
 
 @dataclass(frozen=True)
@@ -14,14 +24,19 @@ class Ask:
     prompt_token_ids: tuple[int, ...]
     prompt_text: str
     max_tokens: int
+    offset_s: float | None = None
+    """When it is to be sent, from the start of its load; None: as soon as a place is free."""
+    json_schema: Mapping[str, Any] | None = None
+    """What the answer must obey; None: nothing."""
 
 
 @dataclass
 class Sample:
     """What one request showed; `time.perf_counter_ns()` stamps, None where the target does not say.
 
-    `t_start_ns` is where prefill begins: first scheduled in process, sent over HTTP. A chunk is what came at once;
-    `chunk_ntok` counts its tokens and is empty where they cannot be told apart.
+    `t_sched_ns` is when it was to leave, `t_send_ns` when it did; `t_start_ns` is where prefill begins: first scheduled
+    in process, sent over HTTP. A chunk is what came at once; `chunk_ntok` counts its tokens and is empty where they
+    cannot be told apart.
     """
 
     t_sched_ns: int
@@ -41,6 +56,8 @@ class Sample:
     srv_prefill_s: float | None = None
     srv_decode_s: float | None = None
     srv_queue_s: float | None = None
+    loop_lag_ms: float | None = None
+    """How late the client's own thread woke while this request ran, at its worst; None: no client in between."""
 
     @property
     def t_first_content_ns(self) -> int | None:
@@ -50,39 +67,40 @@ class Sample:
     def t_last_ns(self) -> int | None:
         return self.chunk_t_ns[-1] if self.chunk_t_ns else None
 
-    def costs(self) -> dict[str, float]:
-        """Seconds per token by metric: `prefill` (start → first token), `first_decode` (the gap after it), `decode`
-        (every later gap); a metric that this request cannot show is absent.
-        """
-        if self.error is not None or not self.chunk_t_ns or not self.n_prompt:
-            return {}
-        times, counts = self.chunk_t_ns, self.chunk_ntok or [1] * len(self.chunk_t_ns)
-        found = {"prefill": (times[0] - self.t_start_ns) / 1e9 / self.n_prompt}
-        if len(times) > 1:
-            found["first_decode"] = (times[1] - times[0]) / 1e9 / max(counts[1], 1)
-        if self.chunk_ntok and sum(counts[2:]):
-            found["decode"] = (times[-1] - times[1]) / 1e9 / sum(counts[2:])
-        elif not self.chunk_ntok and len(times) > 1 and self.n_out > 1:
-            # tokens of a chunk unknown: all after the first chunk, taken to hold one token, over the whole rest
-            found["decode"] = (times[-1] - times[0]) / 1e9 / (self.n_out - 1)
-        return {metric: cost for metric, cost in found.items() if cost > 0}
-
 
 class Target(Protocol):
-    """A thing that can be asked. One caller, one request at a time (concurrency 1)."""
+    """A thing that can be asked, by one caller."""
 
     @property
     def kind(self) -> str:
         """`engine` or `openai_http`."""
 
+    @property
+    def has(self) -> frozenset[Need]:
+        """What it can do that not every target can."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process that it runs in, where that is known and ours to read."""
+
     def ask(self, ask: Ask) -> Sample:
         """Run one request to its end; a request that fails comes back with `error` set, it does not raise."""
+
+    def load(self, asks: Sequence[Ask], concurrency: int) -> list[Sample]:
+        """Run all of them, samples in their order.
+
+        One with an offset leaves so long after the call, whatever is in flight; the others leave in order, each as soon
+        as one of `concurrency` places is free.
+        """
 
     def probe(self, ask: Ask) -> Sample:
         """The first request: may learn how the target wants to be asked. NotJudgedError when it cannot be asked."""
 
     def in_flight(self) -> int:
-        """Requests not yet ended, as the target counts them; 0 at every seam."""
+        """Requests not yet ended, as the client counts them and, where it tells, the server; 0 at every seam."""
+
+    def reset_cache(self) -> bool | None:
+        """Forget computed prompts; whether that was proved to have happened. None: it has no such cache to reset."""
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the record: `served_by`, `plan`, `model` …, absent where unknown."""
@@ -92,12 +110,3 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Let go of the target; a server that we did not start keeps running."""
-
-
-def slot_costs(samples: Sequence[Sample]) -> dict[str, float]:
-    """A slot's value for each metric: the median over its requests of seconds per token."""
-    found: dict[str, list[float]] = {}
-    for sample in samples:
-        for metric, cost in sample.costs().items():
-            found.setdefault(metric, []).append(cost)
-    return {metric: statistics.median(costs) for metric, costs in found.items()}

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pocketllm.bench.arm import Arm
+from pocketllm.bench.arm import Arm, effective_options
+from pocketllm.bench.targets.contract import Target
 from pocketllm.bench.targets.rig import Rig
 
 
@@ -31,6 +32,7 @@ Gate = Callable[[Rig, Arm], GateAnswer]
 
 def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
     """The arm's shortest recorded case, asked the way the arm runs. A peer has no fixture of ours to answer to."""
+    from pocketllm.bench.targets.engine import EngineTarget
     from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
     from pocketllm.golden.compare import Identical, NotJudged, Regression, Unrecorded
     from pocketllm.golden.verify import gate, gate_url
@@ -39,10 +41,12 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
     if isinstance(target, OpenAIHTTPTarget):
         if not target.is_ours:
             return GateAnswer(GateState.ABSENT, f"tokens not compared: {target.dialect.name} has no fixture here")
-        result = gate_url(target.url, target.model, options)
-    elif rig.engine is not None:
+        if arm.path is not None and other_numerics(target, effective_options(arm, options)):
+            return GateAnswer(GateState.ABSENT, "tokens not compared: that checkout computes with other numerics")
+        result = gate_url(target.url, target.model, effective_options(arm, options))
+    elif isinstance(target, EngineTarget):
         # a loop of its own, so that the timed ones have seen nothing yet
-        with rig.engine.sibling(**arm.options) as engine:
+        with target.engine.sibling() as engine:
             result = gate(engine)
     else:
         return GateAnswer(GateState.ABSENT, "tokens not compared: no engine")
@@ -55,3 +59,11 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
             return GateAnswer(GateState.ABSENT, result.detail)
         case NotJudged():
             return GateAnswer(GateState.NOT_JUDGED, result.detail)
+
+
+def other_numerics(target: Target, options: Any) -> bool:
+    """Whether a served plan names another backend or numerics version than this code would run: no fixture holds it."""
+    from pocketllm.golden.subject import open_subject
+
+    theirs, ours = target.describe().get("plan") or {}, open_subject(options).plan.as_dict()
+    return any(theirs.get(name) != ours[name] for name in ("backend", "numerics_version"))

@@ -6,13 +6,16 @@ known is asked in plain OpenAI, and what it cannot show is absent from the sampl
 
 import hashlib
 import json
+import re
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pocketllm.bench.targets.contract import Ask, Sample
+from pocketllm.bench.targets.contract import Ask, Need, Sample
+from pocketllm.bench.targets.streams import run_load
 from pocketllm.errors import NotJudgedError
 from pocketllm.golden.entry_points.http import error_text
 
@@ -24,6 +27,12 @@ READ_S = 300.0
 MAX_ERROR_TEXT = 300
 SENDING = "http11.send_request_headers.started"
 """httpcore's name for the moment that a request begins to leave."""
+BUSY = re.compile(
+    r"^(?:pocketllm:num_requests_(?:running|waiting)|vllm:num_requests_(?:running|waiting)"
+    r"|sglang:num_(?:running|queue)_reqs|llamacpp:requests_(?:processing|deferred))(?:\{.*\})? (\S+)$",
+    re.MULTILINE,
+)
+"""What servers call their requests in flight under /metrics."""
 
 
 @dataclass(frozen=True)
@@ -32,50 +41,68 @@ class Dialect:
 
     name: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+    reset_path: str | None = None
+    """Where a POST makes the server forget computed prompts."""
+    has: frozenset[Need] = frozenset()
 
 
+STRUCTURED = frozenset({Need.STRUCTURED})
 PLAIN = Dialect("openai-compatible")
 DIALECTS = {
-    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}),
+    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache"),
     # cache_prompt off: its slots otherwise keep the last prompt; timings_per_token counts the tokens of each chunk
-    "llamacpp": Dialect("llama-server", {"ignore_eos": True, "cache_prompt": False, "timings_per_token": True}),
-    "vllm": Dialect("vllm", {"ignore_eos": True, "return_token_ids": True}),
-    "sglang": Dialect("sglang", {"ignore_eos": True}),
+    "llamacpp": Dialect(
+        "llama-server", {"ignore_eos": True, "cache_prompt": False, "timings_per_token": True}, has=STRUCTURED
+    ),
+    "vllm": Dialect("vllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache", STRUCTURED),
+    "sglang": Dialect("sglang", {"ignore_eos": True}, "/flush_cache", STRUCTURED),
 }
 
 
 class OpenAIHTTPTarget:
-    """One endpoint. Raises NotJudgedError when it cannot be reached or lists no model."""
+    """One endpoint. Raises NotJudgedError when it cannot be reached or lists no model.
+
+    model: its name there; None: the first one listed. pid: of the server, where we started it.
+    """
 
     kind = "openai_http"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str | None = None, api_key: str | None = None, pid: int | None = None) -> None:
         import httpx
 
         self.url = url
+        self.pid = pid
+        self.api_key = api_key
         loopback = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
         # a proxy of the environment has no business between us and our own machine
         self.client = httpx.Client(
             base_url=url,
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             trust_env=not loopback,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             # a connection a request: servers close kept ones just as the next request leaves
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self.sends_token_ids = True
         self._in_flight = 0
+        self._lock = threading.Lock()
+        self.wanted_model = model
         self.entry = self.model_entry()
         self.model = str(self.entry["id"])
         self.dialect = DIALECTS.get(str(self.entry.get("owned_by", "")).lower(), PLAIN)
 
     def model_entry(self) -> dict[str, Any]:
-        """The first entry of the server's model list."""
+        """The wanted entry of the server's model list, or its first."""
         import httpx
 
         try:
             answer = self.client.get("/v1/models")
             if answer.status_code in (401, 403):
-                raise NotJudgedError(f"{self.url} asks for an API key, which bench does not send yet")
+                wrong = "refuses the API key" if self.api_key else "asks for an API key"
+                raise NotJudgedError(
+                    f"{self.url} {wrong}: name the environment variable that holds it, "
+                    "--arms NAME:key_env=VARIABLE,url=…"
+                )
             models = answer.json()["data"] if answer.status_code == 200 else None
         except httpx.HTTPError as error:
             raise NotJudgedError(f"{self.url} does not answer: {error}; is the server running?") from error
@@ -85,7 +112,15 @@ class OpenAIHTTPTarget:
             raise NotJudgedError(
                 f"{self.url}/v1/models lists no model: this is no OpenAI-compatible server, or not ready"
             )
-        return dict(models[0])
+        named = [entry for entry in models if isinstance(entry, dict) and entry.get("id") == self.wanted_model]
+        if self.wanted_model is not None and not named:
+            listed = ", ".join(str(entry.get("id")) for entry in models if isinstance(entry, dict))
+            raise NotJudgedError(f"{self.url} does not list the model {self.wanted_model!r}; it lists {listed}")
+        return dict(named[0] if named else models[0])
+
+    @property
+    def has(self) -> frozenset[Need]:
+        return self.dialect.has
 
     @property
     def is_ours(self) -> bool:
@@ -101,9 +136,18 @@ class OpenAIHTTPTarget:
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.dialect.extra,
+            **({"response_format": schema_format(ask.json_schema)} if ask.json_schema else {}),
         }
 
     def ask(self, ask: Ask) -> Sample:
+        """One request, alone."""
+        return self.load([ask], 1)[0]
+
+    def load(self, asks: Sequence[Ask], concurrency: int) -> list[Sample]:
+        """A thread for each request in flight."""
+        return run_load(self.send, asks, concurrency)
+
+    def send(self, ask: Ask, due_ns: int) -> Sample:
         """Stream one completion. Sent: its head leaves over a connection that is made. Reads are stamped unparsed."""
         import httpx
 
@@ -112,10 +156,9 @@ class OpenAIHTTPTarget:
                 sample.t_send_ns = sample.t_start_ns = time.perf_counter_ns()
 
         content = json.dumps(self.body(ask)).encode()
-        now = time.perf_counter_ns()
-        sample = Sample(t_sched_ns=now, t_send_ns=now, t_start_ns=now)
+        sample = Sample(t_sched_ns=due_ns, t_send_ns=due_ns, t_start_ns=due_ns)
         reader = StreamReader(sample)
-        self._in_flight += 1
+        self._count(1)
         try:
             request = self.client.build_request(
                 "POST",
@@ -132,8 +175,12 @@ class OpenAIHTTPTarget:
         except httpx.HTTPError as error:
             sample.error = f"{type(error).__name__}: {error}"
         finally:
-            self._in_flight -= 1
+            self._count(-1)
         return sample
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._in_flight += change
 
     def probe(self, ask: Ask) -> Sample:
         """A first request: token ids, and text where the server refuses those. NotJudgedError when it has neither."""
@@ -156,7 +203,31 @@ class OpenAIHTTPTarget:
         return sample
 
     def in_flight(self) -> int:
-        return self._in_flight
+        """Ours, and the server's where its /metrics tell."""
+        return self._in_flight + (self.server_in_flight() or 0)
+
+    def server_in_flight(self) -> int | None:
+        """Requests running and waiting as the server counts them; None where it does not say."""
+        import httpx
+
+        try:
+            answer = self.client.get("/metrics")
+        except httpx.HTTPError:
+            return None
+        counts = BUSY.findall(answer.text) if answer.status_code == 200 else []
+        return round(sum(float(count) for count in counts)) if counts else None
+
+    def reset_cache(self) -> bool | None:
+        """Ask for it, and read whether it happened: a reset can answer 200 and say that it failed."""
+        import httpx
+
+        if self.dialect.reset_path is None:
+            return None
+        try:
+            answer = self.client.post(self.dialect.reset_path)
+        except httpx.HTTPError:
+            return False
+        return None if answer.status_code == 404 else has_reset(answer.status_code, answer.text)
 
     def describe(self) -> Mapping[str, Any]:
         plan = self.entry.get("plan")
@@ -176,6 +247,28 @@ class OpenAIHTTPTarget:
 
     def close(self) -> None:
         self.client.close()
+
+
+def schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`response_format` of a JSON schema, as OpenAI has it."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema), "strict": True}}
+
+
+def has_reset(status: int, text: str) -> bool | None:
+    """What the answer to a cache reset says: done, failed, or (None) that there is no cache.
+
+    >>> has_reset(200, '{"reset": true}'), has_reset(200, '{"success": false}'), has_reset(200, ""), has_reset(400, "")
+    (True, False, True, False)
+    """
+    if status != 200:
+        return False
+    try:
+        told = json.loads(text) if text.strip() else {}
+    except ValueError:
+        return True  # a sentence: SGLang's "Cache flushed."
+    if isinstance(told, dict) and told.get("reset") is False:
+        return None  # ours, without a prefix cache
+    return not (isinstance(told, dict) and told.get("success") is False)
 
 
 class StreamReader:

@@ -1,13 +1,16 @@
-"""The targets of one run, opened: an engine loaded once with a sibling loop an arm, or a client an endpoint."""
+"""The targets of one run, opened: a sibling loop an arm over one engine, a client an endpoint, or a process an arm."""
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.bench.arm import ArmSet, Isolation
+from pocketllm.bench.arm import Arm, ArmSet, Isolation, effective_options
 from pocketllm.bench.targets.contract import Target
-from pocketllm.errors import NotJudgedError
+from pocketllm.errors import NotJudgedError, OptionError
 from pocketllm.evidence.device_class import device_class
 
 if TYPE_CHECKING:
@@ -29,7 +32,13 @@ class Rig:
     device_class: str = "cpu"
     engine: "Engine | None" = None
     served: bool = False
-    """Whether the baseline is our own server, with the checkpoint that `model` names."""
+    """Whether the baseline is our own server, of this code, with the checkpoint that `model` names."""
+    last_start: int = 0
+    """Number of the start that the processes are of."""
+    renew_s: float = 0.0
+    """What starting every arm's process took, the last time."""
+    start_arm: "Callable[[Arm, int], Target] | None" = None
+    """Starts an arm afresh, where each is a process: (arm, number of the start) → its target."""
     on_close: Callable[[], None] = lambda: None
 
     def fingerprints(self) -> dict[str, str]:
@@ -43,19 +52,38 @@ class Rig:
                 found[name] = target.fingerprint()
         return found
 
-    def close(self) -> None:
-        for target in self.targets.values():
+    def renew(self, arm_set: ArmSet, start: int) -> None:
+        """End every arm's process and start all of them afresh: those of one start live together, and no others."""
+        assert self.start_arm is not None, "these arms are not processes"
+        begun = time.perf_counter()
+        self.close_targets()
+        for arm in arm_set.arms:
+            self.targets = {**self.targets, arm.name: self.start_arm(arm, start)}
+        self.last_start, self.renew_s = start, time.perf_counter() - begun
+
+    def close_targets(self) -> None:
+        """Let go of all targets, the last one opened first."""
+        targets, self.targets = self.targets, {}
+        for target in reversed(list(targets.values())):
             target.close()
+
+    def close(self) -> None:
+        self.close_targets()
         self.on_close()
 
 
-def open_rig(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
-    """Load the engine, or reach the servers. Raises what they raise: PocketLLMError of some kind."""
+def open_rig(arm_set: ArmSet, options: "EngineOptions", say: Say, logs: Path | None = None) -> Rig:
+    """Load the engine, reach the servers, or start a process an arm. Raises PocketLLMError of some kind.
+
+    logs: where what the processes print is kept; None: `logs/` in the default folder of records.
+    """
     match arm_set.isolation:
         case Isolation.TOGGLE:
             return open_engine(arm_set, options, say)
         case Isolation.ATTACH:
             return open_servers(arm_set, options, say)
+        case Isolation.PROCESS:
+            return open_processes(arm_set, options, say, logs)
 
 
 def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
@@ -81,24 +109,82 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
 def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
     """A client for each arm; prompts are made with the tokenizer of `--model`, read from its header alone."""
     from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
-    from pocketllm.engine.text.tokenizer import Tokenizer
     from pocketllm.engine.weights.catalog import resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
-    from pocketllm.golden.subject import model_document
 
     checkpoint = open_checkpoint(resolve_model(options.model, say))
+    rig = headless_rig(checkpoint)
+    rig.targets = {
+        arm.name: OpenAIHTTPTarget(arm.url, api_key=api_key(arm)) for arm in arm_set.arms if arm.url is not None
+    }
+    tell_baseline(rig, arm_set.baseline, checkpoint)
+    return rig
+
+
+def open_processes(arm_set: ArmSet, options: "EngineOptions", say: Say, logs: Path | None) -> Rig:
+    """A process an arm, all started once; `renew` starts them again."""
+    from pocketllm.bench.targets.engine import EngineTarget
+    from pocketllm.bench.targets.process import Site, start_arm
+    from pocketllm.engine.load import load_engine
+    from pocketllm.engine.weights.catalog import model_name, resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from pocketllm.evidence.store import new_ulid, record_dir
+
+    path = resolve_model(options.model, say)
+    checkpoint = open_checkpoint(path)
+    folder = logs or record_dir() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    site = Site(path.resolve(), model_name(path), options, folder, new_ulid())
+
+    def start(arm: Arm, number: int) -> Target:
+        say(f"starting {arm.name}" + (f", start {number + 1}" if number else ""))
+        if arm.runs_here:
+            return EngineTarget(load_engine(effective_options(arm, options)))
+        return start_arm(arm, site, number)
+
+    rig = headless_rig(checkpoint)
+    rig.start_arm = start
+    try:
+        rig.renew(arm_set, 0)
+        tell_baseline(rig, arm_set.baseline, checkpoint)
+    except BaseException:
+        rig.close()
+        raise
+    return rig
+
+
+def headless_rig(checkpoint: "Checkpoint") -> Rig:
+    """A rig that knows the model by its header, and has no targets yet."""
+    from pocketllm.engine.text.tokenizer import Tokenizer
+    from pocketllm.golden.subject import model_document
+
     tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
-    targets = {arm.name: OpenAIHTTPTarget(arm.url) for arm in arm_set.arms if arm.url is not None}
-    baseline = targets[arm_set.baseline.name]
     return Rig(
-        targets=targets,
+        targets={},
         encode=tokenizer.encode,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
         model=model_document(checkpoint),
-        device_class=device_class(baseline.describe().get("plan") or {}),
-        served=baseline.is_ours and has_tensors_of(checkpoint, baseline.describe().get("plan") or {}),
         on_close=checkpoint.close,
     )
+
+
+def tell_baseline(rig: Rig, baseline: Arm, checkpoint: "Checkpoint") -> None:
+    """What ran, and whether it was this engine, by the baseline's own word."""
+    facts = rig.targets[baseline.name].describe()
+    plan = facts.get("plan") or {}
+    rig.device_class = device_class(plan)
+    is_this_code = facts.get("served_by") == "pocketllm" and baseline.path is None and baseline.launch is None
+    rig.served = is_this_code and has_tensors_of(checkpoint, plan)
+
+
+def api_key(arm: Arm) -> str | None:
+    """The key that an arm's variable holds; OptionError when the variable is not set."""
+    if arm.key_env is None:
+        return None
+    key = os.environ.get(arm.key_env, "").strip()
+    if not key:
+        raise OptionError(f"--arms {arm.name}: the environment variable {arm.key_env} is empty or not set")
+    return key
 
 
 def has_tensors_of(checkpoint: "Checkpoint", plan: Mapping[str, Any]) -> bool:

@@ -4,9 +4,9 @@ from types import ModuleType
 
 import typer
 
-from pocketllm.cli.bench import command
+from pocketllm.cli.bench import command, recipes, report
 
-SUBCOMMANDS: tuple[ModuleType, ...] = ()
+SUBCOMMANDS: tuple[ModuleType, ...] = (recipes, report)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,7 +1,10 @@
 """`pocketllm bench`: is B different from A, by how much, and could this run have known?"""
 
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,26 +12,32 @@ from pocketllm.cli import engine_options as flags
 from pocketllm.cli.bench.progress import bar_or_lines
 from pocketllm.cli.bench.terminal import columns, paint
 from pocketllm.cli.bench.values import (
+    at_least,
     at_least_one,
     check_gates,
     display,
     parse_duration,
     parse_margins,
+    parse_until,
     pick_scenario,
 )
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
 
 if TYPE_CHECKING:
-    from pocketllm.bench.arm import ArmSet
     from pocketllm.bench.run import Settings
-    from pocketllm.bench.scenarios.contract import Scenario
     from pocketllm.engine.options import EngineOptions
 
 EPILOG = """Examples:
 
 pocketllm bench --scenario prefill --input-len 256 --arms base --arms chunk-64:prefill_chunk=64 --budget 150s
 
-pocketllm bench --scenario decode --arms ours:url=http://127.0.0.1:8000 --arms llama:url=http://127.0.0.1:8080
+pocketllm bench --arms ours:via=http --arms llama.cpp:recipe=llama-server --starts 5
+
+pocketllm bench --arms now --arms new:path=../worktree --until half-width=1%
+
+pocketllm bench --arms ours:url=http://127.0.0.1:8000 --arms llama:url=http://127.0.0.1:8080
+
+pocketllm bench --arms 'other:cmd=my-server --model {model_path} --port {port}' --arms arms.toml
 
 pocketllm bench --scenario decode --arms base --arms narrow:max_num_seqs=1 --plan
 """
@@ -41,11 +50,17 @@ def bench(
         list[str] | None,
         typer.Option(
             "--arms",
-            help="NAME[:key=value,…], repeatable; the first is the baseline. Keys: switchable engine options "
-            "(prefill_chunk, max_num_seqs, max_num_batched_tokens, watermark, reserve), or url= of a running server.",
+            help="NAME[:key=value,…] or a TOML file of arms; repeatable; the first is the baseline. Keys: engine "
+            "options (one that cannot be switched over loaded weights gives each arm a process), via=http, "
+            "path= another checkout, recipe= or cmd= a server to start, url= a running one (key_env= its key).",
         ),
     ] = None,
-    scenario: Annotated[str, typer.Option("--scenario", help="What to ask for: decode or prefill.")] = "decode",
+    scenario: Annotated[
+        str, typer.Option("--scenario", help="What to ask for; an unknown name lists them all.")
+    ] = "decode",
+    points: Annotated[
+        str | None, typer.Option("--points", help="Some of the scenario's points, e.g. 1,8.", show_default="all")
+    ] = None,
     input_len: Annotated[
         int | None, typer.Option("--input-len", help="Prompt tokens.", show_default="the scenario's")
     ] = None,
@@ -61,10 +76,27 @@ def bench(
     requests: Annotated[
         int | None, typer.Option("--requests", help="Measured requests a slot.", show_default="1 to 5, by calibration")
     ] = None,
+    starts: Annotated[
+        int | None,
+        typer.Option(
+            "--starts", help="Fresh starts of every arm where each is a process.", show_default="5, or 1 in one process"
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", help="half-width=1%: stop, at a row set's end, once every judged interval is so narrow."
+        ),
+    ] = None,
+    min_n: Annotated[int, typer.Option("--min-n", help="Blocks before --until may stop a run; at least 7.")] = 7,
+    soak: Annotated[
+        str | None,
+        typer.Option("--soak", help="Longest heat soak; 0 for none.", show_default="5m, at most a fifth of the run"),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides the order of arms and the prompts.")] = 1,
     margin: Annotated[
         str | None,
-        typer.Option("--margin", help="What counts: 1%, or decode=1%.", show_default="1% in process, 2% by URL"),
+        typer.Option("--margin", help="What counts: 1%, or decode=1%.", show_default="1% in one process, 2% over HTTP"),
     ] = None,
     baseline: Annotated[
         str | None,
@@ -113,33 +145,35 @@ def bench(
         kv_cache_bytes=kv_cache_bytes,
     )
     from pocketllm.bench.arm import make_arms
-
-    arms = arms or []
-    check_gates(fail_on, require, no_null, len(arms))
-    chosen = pick_scenario(scenario, input_len, output_len)
-    arm_set = make_arms(arms, options, baseline, with_null=not no_null)
-    margins = parse_margins(margin, chosen, arm_set)
-    seconds = parse_duration(budget)
-    at_least_one("--requests", requests)
-    if plan:
-        show_plan(chosen, arm_set, blocks, seconds, seed, as_json)
-        return
-    from pocketllm.bench.run import Settings, whole_blocks
+    from pocketllm.bench.run import SOAK_S, Settings, default_starts
     from pocketllm.evidence.store import record_dir as writable_dir
 
-    whole_blocks(blocks, len(arm_set.arms))
+    arms = arms or []
+    chosen = pick_scenario(scenario, input_len, output_len, points)
+    arm_set = make_arms(arms, options, baseline, with_null=not no_null)
+    check_gates(fail_on, require, no_null, len(arm_set.arms) - (arm_set.null is not None))
+    at_least_one("--requests", requests)
+    at_least("--min-n", min_n, 7)
     settings = Settings(
         scenario=chosen,
         arm_set=arm_set,
-        margins=margins,
-        directory=writable_dir(record_dir),
+        margins=parse_margins(margin, chosen, arm_set),
+        directory=Path() if plan else writable_dir(record_dir),
         seed=seed,
         blocks=blocks,
-        budget_s=seconds,
+        budget_s=parse_duration(budget),
         requests=requests,
-        arguments={**options.as_dict(), "budget_s": seconds, "blocks": blocks, "requests": requests},
+        starts=default_starts(arm_set.isolation, starts),
+        until=parse_until(until),
+        min_n=min_n,
+        soak_s=SOAK_S if soak is None else parse_duration(soak, "--soak", least=0.0) or 0.0,
+        arguments={**options.as_dict(), "blocks": blocks, "requests": requests, "until": until, "budget": budget},
     )
-    finish(settings, options, as_json, fail_on is not None, require)
+    settings.wish.planned_blocks()
+    if plan:
+        show_plan(settings, options, as_json)
+        return
+    finish(settings, options, as_json, fail_on is not None, require, context.obj)
 
 
 def refuse_own_flags(context: typer.Context) -> None:
@@ -155,9 +189,14 @@ def refuse_own_flags(context: typer.Context) -> None:
 
 
 def finish(
-    settings: "Settings", options: "EngineOptions", as_json: bool, fail_on_slower: bool, require: str | None
+    settings: "Settings",
+    options: "EngineOptions",
+    as_json: bool,
+    fail_on_slower: bool,
+    require: str | None,
+    on_end: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
-    """Run, print, and end with the exit code of the verdicts."""
+    """Run, print, and end with the exit code of the verdicts; `on_end` gets the run document (`bench gate`)."""
     from pocketllm.bench.analysis.verdict import Require, exit_code
     from pocketllm.bench.record import judged_words
     from pocketllm.bench.reports.text import render
@@ -165,8 +204,8 @@ def finish(
     from pocketllm.bench.targets.gate import golden_gate
     from pocketllm.bench.targets.rig import open_rig
 
-    with bar_or_lines() as progress:
-        rig = open_rig(settings.arm_set, options, progress.say)
+    with bar_or_lines() as progress, terminated_as_interrupted():
+        rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")
         try:
             outcome = Run(settings, rig, lambda rig, arm: golden_gate(rig, arm, options), progress).run()
         finally:
@@ -176,21 +215,39 @@ def finish(
     else:
         typer.echo(render(outcome.document, paint(), width=columns()))
     say(f"record: {display(outcome.path)}")
+    if on_end is not None:
+        on_end(outcome.document)
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     code = exit_code(judged_words(outcome.document), fail_on_slower, Require(require) if require else None)
     raise typer.Exit(code)
 
 
-def show_plan(
-    scenario: "Scenario", arm_set: "ArmSet", blocks: int | None, budget_s: float | None, seed: int, as_json: bool
-) -> None:
-    """Print what would run; loads no weights and asks no server."""
-    from pocketllm.bench.reports.preview import preview
+def show_plan(settings: "Settings", options: "EngineOptions", as_json: bool) -> None:
+    """Print what would run, or refuse as the run would; loads no weights and asks no server."""
+    from pocketllm.bench.reports.preview import foresee, preview
     from pocketllm.bench.reports.text import render_plan
 
-    document = preview(scenario, arm_set, blocks, budget_s, seed)
+    document = preview(settings, foresee(settings.scenario, settings.arm_set, options))
     if as_json:
         write_json(document)
     else:
         typer.echo(render_plan(document))
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM like ctrl-C while servers of ours run: the record is kept, and they are ended."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

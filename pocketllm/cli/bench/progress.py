@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pocketllm.cli.output import say
 
 if TYPE_CHECKING:
-    from pocketllm.bench.run import Progress
+    from pocketllm.bench.run import Done, Progress
 
 
 class Lines:
@@ -27,11 +27,11 @@ class Lines:
     def say(self, text: str) -> None:
         say(text)
 
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
+    def slot_done(self, done: "Done") -> None:
         now = time.monotonic()
-        if now - self.last_s >= self.every_s or done == total:
+        if now - self.last_s >= self.every_s or done.slots == done.total:
             self.last_s = now
-            say(f"slot {done} of {total}, {left_s:.0f} s left")
+            say(f"slot {done.slots} of {done.total}, block {done.block}, {done.arm}; {left(done)}")
 
 
 class Bar:
@@ -42,7 +42,8 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (TextColumn("slots"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+        arm, left = (TextColumn(f"{{task.fields[{name}]}}") for name in ("arm", "left"))
+        columns = (arm, BarColumn(), MofNCompleteColumn(), left)
         self.rich = RichProgress(*columns, console=Console(stderr=True), transient=True)
         self.task: Any = None
 
@@ -56,11 +57,16 @@ class Bar:
     def say(self, text: str) -> None:
         self.rich.console.print(text, markup=False, highlight=False)
 
-    def slot_done(self, done: int, total: int, left_s: float) -> None:
-        left = f"{left_s:.0f} s left"
+    def slot_done(self, done: "Done") -> None:
         if self.task is None:
-            self.task = self.rich.add_task("slots", total=total, left=left)
-        self.rich.update(self.task, completed=done, left=left)
+            self.task = self.rich.add_task("slots", total=done.total, arm=done.arm, left=left(done))
+        self.rich.update(self.task, completed=done.slots, arm=done.arm, left=left(done))
+
+
+def left(done: "Done") -> str:
+    """What remains, and where the intervals of the time ratios stand."""
+    running = f"; time ratio so far: {done.interval}" if done.interval else ""
+    return f"{done.left_s:.0f} s left{running}"
 
 
 def bar_or_lines() -> "Lines | Bar":

@@ -28,18 +28,18 @@ def check_gates(fail_on: str | None, require: str | None, no_null: bool, num_arm
         raise OptionError("one arm and its null arm give no verdict, so --fail-on and --require have nothing to read")
 
 
-def pick_scenario(name: str, input_len: int | None, output_len: int | None) -> "Scenario":
-    """The scenario with the lengths asked for."""
-    from dataclasses import replace
-
+def pick_scenario(name: str, input_len: int | None, output_len: int | None, points: str | None = None) -> "Scenario":
+    """The scenario with the points and lengths asked for."""
     from pocketllm.bench.scenarios import find_scenario
     from pocketllm.errors import OptionError
 
     scenario = find_scenario(name)
     at_least_one("--input-len", input_len)
     at_least_one("--output-len", output_len)
-    chosen = replace(scenario, n_prompt=input_len or scenario.n_prompt, n_out=output_len or scenario.n_out)
-    if "decode" in chosen.primary and chosen.n_out < 3:
+    if points is not None:
+        scenario = scenario.at([label.strip() for label in points.split(",")])
+    chosen = scenario.resized(input_len, output_len)
+    if "decode" in chosen.judged and chosen.n_out < 3:
         raise OptionError(
             f"--output-len {chosen.n_out}: decode is the gaps after the second token, so it needs 3 tokens"
         )
@@ -54,15 +54,35 @@ def at_least_one(flag: str, value: int | None) -> None:
         raise OptionError(f"{flag} {value} must be at least 1")
 
 
-def parse_duration(text: str | None) -> float | None:
-    """Seconds of `150s`, `2.5m`, `1h` or a bare number; OptionError for anything else."""
+def at_least(flag: str, value: int, least: int) -> None:
+    """Refuse what is too few."""
+    from pocketllm.errors import OptionError
+
+    if value < least:
+        raise OptionError(f"{flag} {value} must be at least {least}")
+
+
+def parse_until(text: str | None) -> float | None:
+    """The share of `half-width=1%`; OptionError for another rule."""
+    from pocketllm.errors import OptionError
+
+    if text is None:
+        return None
+    rule, equals, value = text.partition("=")
+    if rule.strip() != "half-width" or not equals:
+        raise OptionError(f"--until {text!r}: the one rule is half-width=SHARE, e.g. half-width=1%")
+    return parse_share(value, "--until")
+
+
+def parse_duration(text: str | None, flag: str = "--budget", least: float | None = None) -> float | None:
+    """Seconds of `150s`, `2.5m`, `1h` or a bare number; OptionError for anything else, or below `least` (above 0)."""
     from pocketllm.errors import OptionError
 
     if text is None:
         return None
     match = DURATION.fullmatch(text.strip())
-    if not match or float(match[1]) <= 0:
-        raise OptionError(f"--budget {text!r} is not a time such as 150s, 5m or 1h")
+    if not match or (least is None and float(match[1]) == 0):
+        raise OptionError(f"{flag} {text!r} is not a time such as 150s, 5m or 1h")
     return float(match[1]) * UNITS[match[2]]
 
 
@@ -79,12 +99,14 @@ def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> 
             margins = dict.fromkeys(scenario.primary, share)
         elif metric in margins:
             margins[metric] = share
+        elif metric in scenario.judged:
+            margins |= {name: share for name in scenario.primary if name.partition("@")[0] == metric}
         else:
             raise OptionError(f"--margin {part!r}: {scenario.name} judges {', '.join(scenario.primary)}")
     return margins
 
 
-def parse_share(text: str) -> float:
+def parse_share(text: str, flag: str = "--margin") -> float:
     """`1%` or `0.01` as 0.01; OptionError outside (0, 1)."""
     from pocketllm.errors import OptionError
 
@@ -94,7 +116,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
-        raise OptionError(f"--margin {text!r} is not a share such as 1% or 0.01")
+        raise OptionError(f"{flag} {text!r} is not a share such as 1% or 0.01")
     return share
 
 
