@@ -9,7 +9,7 @@ from pocketllm.bench.arm import Role
 from pocketllm.bench.latency import metric_of
 from pocketllm.bench.reports import words
 from pocketllm.bench.reports.series import Series
-from pocketllm.bench.reports.text import axis_reach
+from pocketllm.bench.reports.text import reach_of
 from pocketllm.errors import OptionError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def draw_forest(axes: "Axes", document: Document, metric: str, colors: Mapping[s
     """One metric's intervals on a log axis, the null arm on top."""
     results = words.results_of(document, metric)
     told = [result for result in results if not words.hides_ratio(document, result)]
-    reach = axis_reach(told)
+    reach = reach_of(document, metric)
     margin = results[0]["margin"]
     axes.axvspan(1 / (1 + margin), 1 + margin, color=BAND, zorder=0)
     axes.axvline(1, color=MUTED, linewidth=1, zorder=1)

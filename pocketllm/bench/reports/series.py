@@ -126,14 +126,15 @@ class Series:
         recorded = self.document.get("medians")
         if recorded:
             return {metric: dict(values) for metric, values in recorded.items()}
-        wanted = {*self.scenario.primary, *self.scenario.also} if self.scenario else None
-        metrics = dict.fromkeys(name for name, _, _ in self.table)
+        measured = dict.fromkeys(name for name, _, _ in self.table)
+        wanted = (*self.scenario.primary, *self.scenario.also) if self.scenario else tuple(measured)
+        if self.scenario and not measured.keys() & set(wanted):  # run with lengths of its own, so without labels
+            wanted = tuple(name for name in measured if name in (*self.scenario.judged, *self.scenario.shown))
         found = {}
-        for metric in metrics:
-            if wanted is None or metric in wanted:
-                values = {arm: list(self.costs(metric, arm).values()) for arm in self.arms}
-                found[metric] = {arm: statistics.median(costs) for arm, costs in values.items() if costs}
-        return found
+        for metric in wanted:
+            values = {arm: list(self.costs(metric, arm).values()) for arm in self.arms}
+            found[metric] = {arm: statistics.median(costs) for arm, costs in values.items() if costs}
+        return {metric: values for metric, values in found.items() if values}
 
     # -- over the run's clock ------------------------------------------------------------------------------------------
     def timeline(self) -> list[Bar]:

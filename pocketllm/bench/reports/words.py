@@ -6,6 +6,7 @@ from typing import Any
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Role
 from pocketllm.bench.latency import metric_of
+from pocketllm.bench.scenarios import find_scenario, known
 
 NULL_COPIES = {
     "toggle": "the same process relabelled",
@@ -96,8 +97,7 @@ def sentence(document: Document, result: Document) -> str:
     """A verdict in words, with the null arm beside it."""
     arm, base = result["arm"], baseline_name(document)
     does, do = metric_of(result["metric"]).verb
-    label = result["metric"].partition("@")[2]
-    at = f" at {label}" if label else ""
+    at = point_words(document, result["metric"])
     numbers = (
         f"{short(result['ratio'])}× time, 95 % CI {short(result['low'])}–{short(result['high'])} "
         f"({short(1 / result['ratio'])}× speed, {short(1 / result['high'])}–{short(1 / result['low'])}), "
@@ -117,6 +117,13 @@ def sentence(document: Document, result: Document) -> str:
             return f"{arm} and {base} could not be told apart in {do}{at}: {numbers}. {power_words(result)}"
         case Word.INVALID:
             return f"INVALID, nothing is concluded: {result['reason']}."
+
+
+def point_words(document: Document, metric: str) -> str:
+    """` with 8 in flight`, as the scenario says it; nothing where it has a single point."""
+    label, name = metric.partition("@")[2], str(document.get("scenario"))
+    form = find_scenario(name).point_words if name in known() else "at {}"
+    return f" {form.format(label)}" if label else ""
 
 
 def sample_words(document: Document, result: Document) -> str:

@@ -7,6 +7,7 @@ LEVELS = (1, 2, 4, 8, 16, 32)
 SCENARIO = Scenario(
     name="concurrency",
     about="325 tokens in, 64 out, 1, 2, 4, 8, 16 and 32 requests in flight",
+    point_words="with {} in flight",
     n_prompt=325,
     n_out=64,
     judged=("throughput",),

@@ -8,6 +8,7 @@ SHORT = 32
 SCENARIO = Scenario(
     name="context",
     about="32 tokens out after 0, 4k, 16k and 32k tokens of context (and 32 more), one request at a time",
+    point_words="at depth {}",
     n_prompt=SHORT,
     n_out=32,
     judged=("decode",),

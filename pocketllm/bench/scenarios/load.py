@@ -103,6 +103,7 @@ def meters(targets: Mapping[str, Any]) -> dict[str, StartMeter]:
 SCENARIO = Scenario(
     name="load",
     about="process start to first token, weights in the page cache (warm) and dropped from it (cold)",
+    point_words="from a {} page cache",
     n_prompt=PROMPT_WORDS,
     n_out=1,
     judged=("start",),

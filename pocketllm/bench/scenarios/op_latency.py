@@ -125,6 +125,7 @@ SHOWN = ("store_kv", "rms_norm", "rope", "rope_angles", "silu_mul", "add", "take
 SCENARIO = Scenario(
     name="op_latency",
     about="each operation × type × shape of the backend, and a step of the lifecycle without a model",
+    point_words="in {}",
     n_prompt=1,
     n_out=1,
     judged=("op",),

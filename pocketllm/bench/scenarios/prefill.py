@@ -5,6 +5,7 @@ from pocketllm.bench.scenarios.contract import Point, Scenario
 SCENARIO = Scenario(
     name="prefill",
     about="512, 2048 and 8128 tokens in, 1 out, one request at a time",
+    point_words="of {} tokens",
     n_prompt=512,
     n_out=1,
     judged=("prefill",),

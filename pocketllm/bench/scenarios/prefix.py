@@ -7,6 +7,7 @@ SHARED = 1024
 SCENARIO = Scenario(
     name="prefix",
     about="1024 shared tokens and 64 of one's own in, 16 out; cold: a new system prompt each time, hit: the same one",
+    point_words="with the prefix {}",
     n_prompt=SHARED + 64,
     n_out=16,
     judged=("ttft",),

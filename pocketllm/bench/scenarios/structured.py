@@ -12,6 +12,7 @@ SCHEMA = {
 SCENARIO = Scenario(
     name="structured",
     about="128 tokens in, 64 out, without and with a JSON schema, one request at a time",
+    point_words="with the schema {}",
     n_prompt=128,
     n_out=64,
     judged=("tpot",),

@@ -203,7 +203,7 @@ def curve(spreads: Sequence[Spread], arms: Mapping[str, str], show: Callable[[fl
 
     for value in nice_ticks(top):
         put(svg, "line", "one" if value == 0 else "grid", x1="0", x2="100%", y1=down(value), y2=down(value))
-        write(svg, figure(value) if value else "0", "0", down(value) - 3, anchor="start")
+        write(svg, f"{value:g}", "0", down(value) - 3, anchor="start")
     for label in labels:
         write(svg, label, right(label), CURVE - 6)
     for arm, css in arms.items():
@@ -219,10 +219,10 @@ def curve(spreads: Sequence[Spread], arms: Mapping[str, str], show: Callable[[fl
 
 
 def nice_ticks(top: float) -> list[float]:
-    """Zero and two to four round values up to top.
+    """Zero and one to five round values up to top.
 
     >>> nice_ticks(470.0), nice_ticks(0.9)
-    ([0.0, 200.0, 400.0], [0.0, 0.2, 0.4, 0.6, 0.8])
+    ([0.0, 100.0, 200.0, 300.0, 400.0], [0.0, 0.2, 0.4, 0.6, 0.8])
     """
     size = 10.0 ** math.floor(math.log10(top))
     step = next(size * factor for factor in (0.2, 0.5, 1, 2, 5, 10) if top / (size * factor) < 5)

@@ -10,7 +10,7 @@ from pocketllm.bench.latency import metric_of
 from pocketllm.bench.reports import words
 from pocketllm.bench.reports.html import drawing
 from pocketllm.bench.reports.series import QUANTILES, Series
-from pocketllm.bench.reports.text import axis_reach, word_title
+from pocketllm.bench.reports.text import reach_of, word_title
 from pocketllm.bench.reports.views import CAVEATS, view
 
 Document = Mapping[str, Any]
@@ -46,15 +46,17 @@ def context(series: Series, views: Sequence[str]) -> dict[str, Any]:
     document = series.document
     css = arm_css(document)
     judged = [result for result in document.get("results") or [] if result["verdict"] is not None]
-    cards = judged if document.get("valid") and len(judged) <= MAX_CARDS else []
+    told = judged if document.get("valid") else []
     return {
         "document": document,
         "title": words.headline(document),
         "css": css,
         "baseline": words.baseline_name(document),
-        "cards": [card(document, result, css) for result in cards],
-        "sentences": [] if cards else words.sentences(document),
+        "verdicts": [verdict(document, result, css) for result in told],
+        "as_cards": len(told) <= MAX_CARDS,
+        "sentences": [] if told else words.sentences(document),
         "is_bad": not document.get("valid", True) or not document.get("complete", True),
+        "columns": min(max(len(css) - 1, 1), 3),
         "forest": [forest(document, metric, css) for metric in words.judged_metrics(document)],
         "rates": rates(series),
         "panels": panels(series, css),
@@ -88,8 +90,8 @@ def arm_css(document: Document) -> dict[str, str]:
     return found
 
 
-def card(document: Document, result: Document, css: Mapping[str, str]) -> dict[str, Any]:
-    """One verdict, large."""
+def verdict(document: Document, result: Document, css: Mapping[str, str]) -> dict[str, Any]:
+    """One verdict, for a card or a line."""
     return {
         "arm": result["arm"],
         "css": css.get(result["arm"], ""),
@@ -105,7 +107,7 @@ def card(document: Document, result: Document, css: Mapping[str, str]) -> dict[s
 def forest(document: Document, metric: str, css: Mapping[str, str]) -> dict[str, Any]:
     """One metric's rows."""
     results = words.results_of(document, metric)
-    reach = axis_reach([result for result in results if not words.hides_ratio(document, result)])
+    reach = reach_of(document, metric)
     return {
         "title": words.metric_words(metric),
         "about": metric_of(metric).about,
