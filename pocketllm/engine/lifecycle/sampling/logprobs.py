@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.lifecycle.sampling.logits_processors import top_k
+
 
 @dataclass(frozen=True)
 class TokenLogprobs:
@@ -26,9 +28,7 @@ def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -
     log_total = largest + np.log(np.exp(values, out=values).sum())
     top: npt.NDArray[np.int64] = np.empty(0, np.int64)
     if count:
-        count = min(count, len(logits))
-        smallest = np.partition(logits, len(logits) - count)[len(logits) - count]
-        places = np.flatnonzero(logits >= smallest)
+        places = top_k(logits, min(count, len(logits)))
         top = places[np.argsort(-logits[places], kind="stable")][:count]
     return TokenLogprobs(
         chosen=float(logits[token_id] - log_total),

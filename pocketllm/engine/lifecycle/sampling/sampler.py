@@ -50,17 +50,17 @@ class Sampler:
         return place if ids is None else int(ids[place])
 
 
-def place_of(weights: npt.NDArray[np.float64], share: float) -> int:
+def place_of(weights: npt.NDArray[np.float32], share: float) -> int:
     """Inverse of the cumulative distribution: the first place up to which more than `share` of all weight lies.
 
     0 ≤ share < 1; a weight of 0 is never drawn.
     """
     # first among sums of strides, then inside one: a running sum over a whole vocabulary costs more than all the rest
-    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), STRIDE)))
+    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), STRIDE)), dtype=np.float64)
     target = share * sums[-1]  # less than the sum, for a share below 1 is at least half a last bit below
     stride = int(np.searchsorted(sums, target, side="right"))
     start = stride * STRIDE
     some = weights[start : start + STRIDE]
     rest = target - (sums[stride - 1] if stride else 0.0)
-    place = int(np.searchsorted(np.cumsum(some), rest, side="right"))
-    return start + min(place, int(np.flatnonzero(some)[-1]))  # the two sums may differ in their last bit
+    place = int(np.searchsorted(np.cumsum(some, dtype=np.float64), rest, side="right"))
+    return start + min(place, int(np.flatnonzero(some)[-1]))  # the two sums may differ in their last bits
