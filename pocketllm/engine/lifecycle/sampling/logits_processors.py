@@ -67,7 +67,8 @@ def top_k(values: Float32Array, k: int) -> Int64Array:
     """Places of the k largest values, ascending; what ties with the k-th stays too. 0 < k ≤ their number."""
     places = reaching(values, k)
     some = values[places]
-    return places[some >= np.partition(some, len(some) - k)[len(some) - k]]
+    kept: Int64Array = places[some >= np.partition(some, len(some) - k)[len(some) - k]]
+    return kept
 
 
 def reaching(values: Float32Array, count: int) -> Int64Array:
