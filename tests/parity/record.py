@@ -33,7 +33,19 @@ TEXT = Path(__file__).parent / "alice.txt"
 POSITIONS = 512
 TOLD = 1024
 """Log-probabilities that llama-server is asked for at each position: all 49152 would take it a second each."""
-TINY = ("llama", "q_Q4_1", "q_Q8_0", "q_Q4_K", "q_Q6_K", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2")
+TINY = (
+    "llama",
+    "q_Q4_1",
+    "q_Q8_0",
+    "q_Q4_K",
+    "q_Q6_K",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+)
 MODELS = ("smollm2-135m", "gemma3-270m")
 TINY_TOLERANCE = 1e-9
 NLL_TOLERANCE = 0.005

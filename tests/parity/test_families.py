@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Norm, RopeLayout
+from pocketllm.engine.backends.api.ops import Gating, Norm, RopeLayout
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.tiny_families import write_family
 from tests.parity.transformers_families import SPECS
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
-CHECKPOINTS = ("qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2")
+CHECKPOINTS = ("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2")
 LENGTHS = [48, 31, 17, 5, 1]
 
 
@@ -132,6 +132,10 @@ def with_attention(**changes: Any) -> Callable[..., Any]:
     return lambda right, q, cache, layer, batch, spec: right(q, cache, layer, batch, replace(spec, **changes))
 
 
+def with_routing(**changes: Any) -> Callable[..., Any]:
+    return lambda right, x, experts: right(x, replace(experts, routing=replace(experts.routing, **changes)))
+
+
 def window_off_by_one(right: Callable[..., Any], q: Any, cache: Any, layer: int, batch: Any, spec: Any) -> Any:
     return right(q, cache, layer, batch, spec if spec.window is None else replace(spec, window=spec.window + 1))
 
@@ -151,6 +155,10 @@ MISTAKES: Sequence[tuple[str, str, dict[str, Callable[..., Any]]]] = [
     ("qwen3", "neighbors rotate", {"rope": other_layout}),
     ("qwen3", "queries and keys not normed", {"rms_norm": heads_not_normed}),
     ("qwen3", "rows of queries and keys normed whole", {"rms_norm": norm_of_the_whole_row}),
+    ("qwen3_moe", "weights not normalized", {"mixture": with_routing(normalized=False)}),
+    ("qwen3_moe", "sigmoid for softmax", {"mixture": with_routing(gating=Gating.SIGMOID)}),
+    ("qwen3_moe", "one expert more", {"mixture": with_routing(num_used=3)}),
+    ("qwen3_moe", "weights scaled", {"mixture": with_routing(scale=2.0)}),
     ("olmo2", "neighbors rotate", {"rope": other_layout}),
     ("olmo2", "one added to norms", {"rms_norm": norm_plus_one}),
     ("gemma2", "neighbors rotate", {"rope": other_layout}),

@@ -24,6 +24,10 @@ BASE: Mapping[str, Any] = {
     "attention.layer_norm_rms_epsilon": 1e-6,
     "rope.freq_base": 10000.0,
 }
+OWN_BASE: Mapping[str, Mapping[str, Any]] = {
+    "qwen3moe": {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32},
+}
+"""Keys that a family needs on top."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,10 @@ class TinyFamily:
 
     def metadata(self) -> dict[str, Any]:
         """Every key, the tokenizer's too."""
-        own = {f"{self.architecture}.{name}": value for name, value in {**BASE, **self.keys}.items()}
+        own = {
+            f"{self.architecture}.{name}": value
+            for name, value in {**BASE, **OWN_BASE.get(self.architecture, {}), **self.keys}.items()
+        }
         return {name: value for name, value in {**own, **vocabulary()}.items() if value is not None}
 
 
@@ -64,14 +71,13 @@ def write_family(path: Path, spec: TinyFamily) -> Path:
 def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
     """Random tensors by name from numpy's frozen legacy generator; norms around 1, the rest around 0."""
     family = import_module(f"pocketllm.engine.models.families.{spec.architecture}")
-    needed, optional = family.tensor_shapes(
-        read_dense_shape(HeaderReader(spec.metadata(), spec.architecture), vocab_size=512)
-    )
+    read = getattr(family, "read_shape", read_dense_shape)  # what the plainest families use
+    needed, optional = family.tensor_shapes(read(HeaderReader(spec.metadata(), spec.architecture), vocab_size=512))
     shapes = needed if spec.tied else needed | {"output.weight": optional["output.weight"]}
     random = np.random.RandomState(spec.seed)
     tensors = {}
     for name in sorted(shapes):
-        scale = 0.15 if len(shapes[name]) == 2 else 0.1
+        scale = 0.1 if len(shapes[name]) == 1 else 0.15
         values = random.standard_normal(shapes[name]) * scale + (1 if "norm" in name else 0)
         tensors[name] = values.astype(np.float32)
     return tensors

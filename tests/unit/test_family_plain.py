@@ -16,7 +16,7 @@ from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import GGUFError
 from tests.parity.tiny_families import TinyFamily, write_family
 
-FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3")
+FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "qwen3moe")
 
 
 def unmet(path: Path, architecture: str, keys: dict[str, Any] | None = None, **tensors: Any) -> list[str]:
@@ -50,7 +50,7 @@ def test_every_absent_key_is_named_at_once(architecture: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("expert_count", 8, "{}.expert_count=8 is not supported by family {}"),
+        ("attention.clamp_kqv", 8.0, "{}.attention.clamp_kqv=8.0 is not supported by family {}"),
         ("rope.scaling.type", "longrope", "rope scaling 'longrope' ({}.rope.scaling.type) is not supported by"),
         ("attention.head_count_kv", 3, "4 query heads ({}.attention.head_count) cannot share 3 key heads"),
         ("block_count", 2**32 - 1, "{}.block_count=4294967295, but there are"),
@@ -73,9 +73,13 @@ def test_a_header_that_asks_for_something_else_is_refused_with_the_key(
         ("qwen3", "attention.sliding_window", 64),
         ("olmo2", "attention.sliding_window", 64),
         ("smollm3", "attention.sliding_window", 64),
+        ("qwen3moe", "expert_gating_func", 2),
+        ("qwen3moe", "expert_shared_count", 1),
+        ("qwen3moe", "leading_dense_block_count", 1),
         ("gemma2", "rope.freq_base_swa", 5000.0),
         ("gemma3", "final_logit_softcapping", 30.0),
         ("qwen3", "attn_logit_softcapping", 30.0),
+        ("qwen3", "expert_count", 8),
     ],
 )
 def test_a_feature_of_another_family_is_refused(architecture: str, key: str, value: Any, tmp_path: Path) -> None:
@@ -93,6 +97,7 @@ def test_a_feature_of_another_family_is_refused(architecture: str, key: str, val
         ("gemma3", "blk.1.attn_k_norm.weight"),
         ("olmo2", "blk.1.post_attention_norm.weight"),
         ("smollm3", "blk.1.attn_norm.weight"),
+        ("qwen3moe", "blk.0.ffn_gate_inp.weight"),
     ],
 )
 def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path) -> None:
@@ -108,6 +113,7 @@ def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path)
         ("gemma3", "blk.0.attn_q.bias"),
         ("olmo2", "blk.0.attn_norm.weight"),
         ("smollm3", "blk.0.attn_q_norm.weight"),
+        ("qwen3moe", "blk.0.exp_probs_b.bias"),
     ],
 )
 def test_a_tensor_that_would_be_ignored_is_a_reason(architecture: str, name: str, tmp_path: Path) -> None:
@@ -126,6 +132,12 @@ def test_a_tied_head_is_the_embedding_itself(architecture: str, tmp_path: Path) 
             model: Any = find_family(architecture).load(checkpoint, select_backend("reference").ops, 64)
 
         assert (model.head.weight is model.embedding) is tied
+
+
+def test_more_experts_used_than_there_are_is_a_problem(tmp_path: Path) -> None:
+    assert unmet(tmp_path, "qwen3moe", {"expert_used_count": 9}) == [
+        "metadata key qwen3moe.expert_used_count is 9: there are only 8 experts"
+    ]
 
 
 # -- which layers are local ------------------------------------------------------------------------------------------

@@ -248,6 +248,11 @@ class Binder:
         """The head: the file's own, or the embedding where it is tied."""
         return self.projection("output") if "output.weight" in self.checkpoint.tensors else Projection(embedding)
 
+    def experts(self, name: str) -> Weight:
+        """Matrices of all experts by their name without `.weight`."""
+        tensor = self.checkpoint.tensors[f"{name}.weight"]
+        return self.ops.load_experts(self.checkpoint.data(f"{name}.weight"), tensor.quant_type, tensor.shape)
+
     def swiglu(self, block: str) -> "SwiGLU":
         """The feed-forward of a block such as `blk.0.`."""
         return SwiGLU(

@@ -48,12 +48,51 @@ class Norm:
     eps: float
 
 
+class Gating(Enum):
+    """What makes scores of a router's logits."""
+
+    SOFTMAX = "softmax"
+    """over all experts"""
+    SIGMOID = "sigmoid"
+    """of each by itself"""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts a token is sent to, and what each counts; in float32.
+
+    The num_used experts with the highest score + bias, of equal ones the lower index first. An expert's weight is its
+    score *without* the bias, divided by the sum over those used when normalized, times scale.
+    """
+
+    num_used: int
+    gating: Gating
+    normalized: bool
+    scale: float = 1.0
+    bias: Tensor | None = None
+    """[experts]"""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of gated feed-forwards: a router [experts, in], and matrices of all experts as `load_experts` gave."""
+
+    router: Projection
+    gate: Weight
+    up: Weight
+    down: Weight
+    routing: Routing
+
+
 class Ops(Protocol):
     """What a backend offers to model families."""
 
     # -- at load ---------------------------------------------------------------------------------------------------
     def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Weight:
         """Keep a matrix. data: its raw bytes in the file's encoding; shape: (out, in)."""
+
+    def load_experts(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int]) -> Weight:
+        """Keep a matrix of each expert of a layer. shape: (experts, out, in)."""
 
     def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
         """Keep a small float32 vector (a norm's weight, a bias, frequencies)."""
@@ -97,6 +136,13 @@ class Ops(Protocol):
 
     def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """gelu(gate) · up with gelu's tanh form, the gate of GeGLU (Shazeer 2020)."""
+
+    def mixture(self, x: Tensor, experts: Experts) -> Tensor:
+        """Σ weight · down(silu(gate x) · up x) over each token's experts (Shazeer et al. 2017).
+
+        [tokens, in] → the same, summed in the order in which a token's experts rank: a row does not depend on the
+        routes of others.
+        """
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y."""

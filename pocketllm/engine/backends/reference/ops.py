@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
+from pocketllm.engine.backends.api.ops import Experts, Norm, Projection, RopeLayout
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
+from pocketllm.engine.backends.reference.mixture import expert_outputs, route, weighted_sum
 from pocketllm.engine.backends.reference.rows import pad_rows
 from pocketllm.engine.weights import quant
 
@@ -37,6 +38,10 @@ class ReferenceOps:
             part = rows[at : at + step]
             view[at : at + step] = quant.dequantize(part, quant_type, (len(part), width))
         return matrix
+
+    def load_experts(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int]) -> Tensor:
+        experts, out, width = shape
+        return self.load_matrix(data, quant_type, (experts * out, width)).view(shape)
 
     def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
         """A copy: the file may be closed or changed later."""
@@ -110,6 +115,10 @@ class ReferenceOps:
         inner = (gate + 0.044715 * gate * gate * gate) * math.sqrt(2 / math.pi)
         # tanh(z) = 1 - 2 / (exp(2z) + 1): no vectorised tanh whose last elements could round otherwise
         return (gate * (1 - 1 / (inner.mul_(2).exp_() + 1))).mul_(up)
+
+    def mixture(self, x: Tensor, experts: Experts) -> Tensor:
+        chosen, weights = route(self.project(x, experts.router)[0], experts.routing)
+        return weighted_sum(expert_outputs(x, chosen, experts.gate, experts.up, experts.down), weights)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y

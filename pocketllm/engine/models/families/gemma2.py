@@ -70,11 +70,12 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma2Shape:
     )
 
 
-def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
+def tensor_shapes(shape: Gemma2Shape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
     norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-    layer: Shapes = dict.fromkeys(norms, (shape.hidden,))
-    return weights_of_all(shape, layer | attention_matrices(shape) | gated_matrices(shape)), own_head(shape)
+    dense = shape.dense
+    layer: Shapes = dict.fromkeys(norms, (dense.hidden,))
+    return weights_of_all(dense, layer | attention_matrices(dense) | gated_matrices(dense)), own_head(dense)
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ class Gemma2Family:
 
     def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
         header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
-        shape = read_shape(header, vocab_rows(checkpoint)).dense
-        return dense_unmet(checkpoint, header, shape, NEUTRAL, lambda: tensor_shapes(shape))
+        shape = read_shape(header, vocab_rows(checkpoint))
+        return dense_unmet(checkpoint, header, shape.dense, NEUTRAL, lambda: tensor_shapes(shape))
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Gemma2Model:
         shape = usable(partial(read_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
