@@ -1,36 +1,62 @@
-"""The CPU backend for tests, where its native library was built."""
+"""The CPU backend for tests, where its native library was built; where it was not, they skip, unless it is required."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import pytest
 
+from pocketllm.engine.backends.cpu import library
 from pocketllm.errors import UnsupportedFeatureError
 
 
 @cache
 def why_not() -> str:
     """Why the library cannot be used; empty when it can."""
-    from pocketllm.engine.backends.cpu.library import open_library
-
     try:
-        open_library()
+        library.open_library()
     except UnsupportedFeatureError as error:
         return str(error)
     return ""
 
 
+def must_run() -> bool:
+    """CI's word that there is no excuse for a missing library."""
+    return os.environ.get("POCKETLLM_NATIVE") == "require"
+
+
+needs_native = pytest.mark.skipif(bool(why_not()) and not must_run(), reason=f"native-library-missing: {why_not()}")
+
+
 def usable_isas() -> tuple[str, ...]:
     """Instruction sets to test, best first; `none` where there is no library, which `cpu_ops` skips."""
-    from pocketllm.engine.backends.cpu.library import usable_isas as usable
-
-    return ("none",) if why_not() else usable()
+    return ("none",) if why_not() else library.usable_isas()
 
 
 def cpu_ops(threads: int = 1, **settings: Any) -> Any:
     """CpuOps with these settings; skips with a machine-readable reason where the library was not built."""
-    if why_not():
+    if why_not() and not must_run():
         pytest.skip(f"native-library-missing: {why_not()}")
     from pocketllm.engine.backends.cpu.ops import CpuOps
 
     return CpuOps(threads, **settings)
+
+
+@contextmanager
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if the library had not been built."""
+    monkeypatch.setenv(library.PATH_VARIABLE, os.devnull + "/not-there")
+    forget_library()
+    try:
+        yield
+    finally:
+        monkeypatch.delenv(library.PATH_VARIABLE)
+        forget_library()
+
+
+def forget_library() -> None:
+    """Have the library looked for again."""
+    library.open_library.cache_clear()
+    library.bytes_per_element.cache_clear()

@@ -12,6 +12,8 @@ from pocketllm.errors import OptionError
 ENVIRONMENT_PREFIX = "POCKETLLM_"
 PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
+AUTO = "auto"
+"""Asks for the best backend that can run."""
 ACTIVATION_DTYPES = ("int8", "float32")
 KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
 
@@ -27,7 +29,7 @@ class EngineOptions:
     """What the user said; None means `not said, resolve it` and the plan shows what it became."""
 
     model: str = DEFAULT_MODEL
-    backend: str = "auto"
+    backend: str = AUTO
     max_model_len: int | None = None
     """Longest prompt plus answer of one request, in tokens; None: the checkpoint's context length."""
     max_num_seqs: int = 8

@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass
 from math import ceil, prod
 from typing import Any
 
-from pocketllm.engine.backends.api.backend import BackendOptions
-from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
-from pocketllm.engine.backends.select import AUTO
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.models.contract import Checkpoint, ModelFamily
-from pocketllm.engine.options import EngineOptions
+from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
 
 DEFAULT_KV_BYTES = 1 << 30
@@ -103,7 +101,9 @@ def make_plan(
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
 
     context = family.context_length(checkpoint.metadata)
-    per_token = family.kv_spec(checkpoint.metadata).bytes_per_token(capability.kv_element_bytes)
+    per_token = family.kv_spec(checkpoint.metadata).bytes_per_token(
+        capability.kv_element_bytes, capability.kv_scale_bytes
+    )
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
     memory = plan_memory(options, context, per_token, weights, capability.memory_bytes, scratch)

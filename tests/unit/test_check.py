@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from pocketllm.cli.main import app
 from pocketllm.engine.backends.reference import device as reference
+from tests.native import needs_native, without_native
 from tests.tiny import TinyLlama, write_llama
 
 
@@ -22,7 +23,45 @@ def test_the_machine_and_its_backends_are_shown() -> None:
 
     assert result.exit_code == 0
     assert "cores usable" in result.stdout
-    assert "*reference  float32 on" in result.stdout
+    assert "reference  float32 on" in result.stdout
+
+
+@needs_native
+def test_the_native_backend_shows_its_instruction_set_and_its_dtypes() -> None:
+    report = json.loads(check("--json").stdout)
+    [cpu] = [backend for backend in report["backends"] if backend["name"] == "cpu"]
+
+    assert cpu["runs"]
+    assert cpu["reason"].startswith(cpu["isa"])
+    assert (cpu["activation_dtype"], cpu["kv_dtype"]) == ("int8", "float16")
+    assert cpu["isa"] in cpu["numerics_version"]
+
+
+@needs_native
+def test_dtypes_that_only_one_backend_has_choose_it(tiny_gguf: Path) -> None:
+    model = ("--model", str(tiny_gguf))
+
+    assert "cpu (cpu), " in check(*model, "--kv-dtype", "int8").stdout
+    assert (
+        "activations float32, cache bfloat16"
+        in check(*model, "--activation-dtype", "float32", "--kv-dtype", "bfloat16").stdout
+    )
+    assert "backend reference has float32 only" not in check(*model, "--backend", "cpu").stdout
+
+
+def test_without_the_native_library_the_reference_runs_and_the_reason_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path
+) -> None:
+    with without_native(monkeypatch):
+        result = check("--model", str(tiny_gguf))
+        insisted = check("--backend", "cpu")
+
+    assert result.exit_code == 0
+    assert " *reference" in result.stdout
+    assert "cpu  cannot run: POCKETLLM_CPU_LIBRARY names a file that is not there" in result.stdout
+    assert "backend auto chose reference (cpu: POCKETLLM_CPU_LIBRARY" in result.stdout
+    assert insisted.exit_code == 2
+    assert "none of these would run" in insisted.stdout
 
 
 def test_a_model_that_runs_has_a_plan(tiny_gguf: Path) -> None:
@@ -31,7 +70,7 @@ def test_a_model_that_runs_has_a_plan(tiny_gguf: Path) -> None:
 
     assert result.exit_code == 0
     assert report["runs"] is True
-    assert report["backend"] == "reference"
+    assert report["backend"] == report["model"]["plan"]["backend"]
     assert report["model"]["architecture"] == "llama"
     assert report["model"]["reasons"] == []
     assert report["model"]["plan"]["max_model_len"] == 512
@@ -79,14 +118,16 @@ def test_without_torch_it_says_so_beside_what_the_checkpoint_lacks(
 ) -> None:
     monkeypatch.setattr(reference, "find_spec", lambda name: None)
     path = write_llama(tmp_path / "moe.gguf", TinyLlama(metadata={"llama.expert_count": 8}))
-    alone, with_model = check(), check("--model", str(path), "--json")
+    with without_native(monkeypatch):
+        alone, with_model = check(), check("--model", str(path), "--json")
     report = json.loads(with_model.stdout)
 
     assert (alone.exit_code, with_model.exit_code) == (2, 2)
     assert "reference  cannot run: torch is not installed" in alone.stdout
     assert report["backend"] is None
-    assert report["model"]["reasons"] == [
-        "llama.expert_count=8 is not supported by family llama",
+    assert report["model"]["reasons"][0] == "llama.expert_count=8 is not supported by family llama"
+    assert sorted(report["model"]["reasons"][1:]) == [
+        "backend cpu: POCKETLLM_CPU_LIBRARY names a file that is not there",
         "backend reference: torch is not installed: pip install torch",
     ]
 

@@ -2,7 +2,7 @@
 
 import psutil
 
-from pocketllm.engine.backends.api.backend import BackendOptions
+from pocketllm.engine.backends.api.capability import BackendOptions
 from pocketllm.engine.backends.select import select_backend
 
 

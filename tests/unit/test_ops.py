@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.backend import BackendOptions
+from pocketllm.engine.backends.api.capability import BackendOptions
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout
 from pocketllm.engine.backends.reference.device import NAME, declare
 from pocketllm.engine.backends.reference.ops import ReferenceOps

@@ -27,6 +27,7 @@ CAPABILITY = BackendCapability(
     quant_types=frozenset({"F32", "Q4_0"}),
     weight_bytes_per_element={"F32": 4.0, "Q4_0": 4.0},
     kv_element_bytes=4,
+    kv_scale_bytes=0,
     attention_scratch_bytes=0,
     batch_invariant_width=1024,
     memory_bytes=64 * MIB,

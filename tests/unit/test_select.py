@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -9,12 +10,22 @@ import pytest
 
 from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api import device
-from pocketllm.engine.backends.api.backend import BackendOptions
-from pocketllm.engine.backends.api.capability import BackendBid
+from pocketllm.engine.backends.api.capability import BackendBid, BackendOptions
+from pocketllm.engine.backends.cpu import device as cpu
+from pocketllm.engine.backends.cpu import library
 from pocketllm.engine.backends.reference import device as reference
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.engine.models.contract import KVSpec
+from pocketllm.errors import OptionError, UnsupportedFeatureError
+from tests.native import forget_library, needs_native, without_native
 
 ONE_THREAD = BackendOptions(threads=1)
+
+
+@pytest.fixture(autouse=True)
+def the_real_library() -> Iterator[None]:
+    """Whatever a test made of the library, the next one looks for it again."""
+    yield
+    forget_library()
 
 
 @pytest.fixture
@@ -57,8 +68,9 @@ def open_backend(facts, options):
 """
 
 
-def test_auto_takes_the_reference_where_nothing_else_is_installed(installed) -> None:
-    backend = select.select_backend("auto", ONE_THREAD)
+def test_auto_takes_the_reference_where_nothing_else_is_installed(installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    with without_native(monkeypatch):
+        backend = select.select_backend("auto", ONE_THREAD)
 
     assert backend.capability.name == "reference"
     assert backend.capability.device == "cpu"
@@ -67,7 +79,7 @@ def test_auto_takes_the_reference_where_nothing_else_is_installed(installed) -> 
 
 def test_an_unknown_backend_lists_the_known_ones(installed) -> None:
     installed("fast", FAST)
-    with pytest.raises(UnsupportedFeatureError, match=r"'tpu'.*known: auto, reference, fast"):
+    with pytest.raises(UnsupportedFeatureError, match=r"'tpu'.*known: auto, cpu, reference, fast"):
         select.select_backend("tpu")
 
 
@@ -75,7 +87,7 @@ def test_auto_takes_the_best_that_bids_and_an_explicit_name_is_kept(installed) -
     installed("fast", FAST)
     installed("absent", ABSENT)
 
-    assert [bid.name for bid in select.bids()] == ["fast", "reference", "absent"]
+    assert [bid.name for bid in select.bids() if bid.name != "cpu"] == ["fast", "reference", "absent"]
     assert select.select_backend("auto", ONE_THREAD).capability.name == "fast"
     assert select.select_backend("reference", ONE_THREAD).capability.name == "reference"
 
@@ -127,6 +139,72 @@ def test_without_torch_the_reference_bids_nothing(monkeypatch: pytest.MonkeyPatc
     assert reference.bid(device.read_facts(), BackendOptions()) == BackendBid(
         "reference", None, "torch is not installed: pip install torch"
     )
+
+
+# -- the native library ------------------------------------------------------------------------------------------------
+def test_an_explicit_cpu_backend_without_its_library_is_an_error_that_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "native_build.txt").write_text("not built: no C++ compiler was found (c++, g++ or clang++, or CXX)\n")
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    forget_library()
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        select.select_backend("cpu")
+    monkeypatch.undo()
+
+    assert caught.value.reasons == (
+        "cpu: its native library was not built: no C++ compiler was found (c++, g++ or clang++, or CXX): install a "
+        "C++17 compiler and install the package again, or take --backend reference",
+    )
+
+
+@needs_native
+def test_a_library_of_another_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_library()
+    monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+    [bid] = [bid for bid in select.bids() if bid.name == "cpu"]
+
+    assert bid.capability is None
+    assert "rebuild it" in bid.reason
+
+
+def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib.so").write_text("not a library")
+    monkeypatch.setenv(library.PATH_VARIABLE, str(tmp_path / "lib.so"))
+    forget_library()
+    [bid] = [bid for bid in select.bids() if bid.name == "cpu"]
+
+    assert bid.capability is None
+    assert "cannot be used" in bid.reason
+
+
+@needs_native
+def test_a_lower_instruction_set_can_be_had_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "portable")
+    capability = select.select_backend("cpu", ONE_THREAD).capability
+
+    assert capability.isa == "portable"
+    assert "portable" in capability.numerics_version
+
+
+@needs_native
+def test_an_instruction_set_that_is_not_there_is_an_error_and_nothing_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "sse9")
+    with pytest.raises(OptionError, match=r"POCKETLLM_CPU_ISA='sse9' cannot be had here; there are .*portable"):
+        select.offers("auto")
+
+
+@needs_native
+@pytest.mark.parametrize(("dtype", "bytes_of_a_head"), [("float32", 512), ("float16", 256), ("int8", 136)])
+def test_what_the_cache_costs_follows_its_dtype(dtype: str, bytes_of_a_head: int) -> None:
+    [bid] = select.offers("cpu", BackendOptions(kv_dtype=dtype))
+    assert bid.capability is not None
+    spec = KVSpec(num_layers=1, num_kv_heads=1, key_dim=64, value_dim=64)
+    needed = spec.bytes_per_token(bid.capability.kv_element_bytes, bid.capability.kv_scale_bytes)
+
+    assert needed == bytes_of_a_head
 
 
 def test_bidding_imports_no_torch() -> None:

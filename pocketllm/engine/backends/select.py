@@ -6,12 +6,14 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from pocketllm.engine.backends.api.backend import Backend, BackendOptions, DeviceModule
-from pocketllm.engine.backends.api.capability import BackendBid
+from pocketllm.engine.backends.api.backend import Backend, DeviceModule
+from pocketllm.engine.backends.api.capability import BackendBid, BackendOptions
 from pocketllm.engine.backends.api.device import read_facts
+from pocketllm.engine.options import AUTO
 from pocketllm.errors import UnsupportedFeatureError
 
 __all__ = [
+    "AUTO",
     "Backend",
     "BackendOptions",
     "bids",
@@ -24,8 +26,7 @@ __all__ = [
 
 GROUP = "pocketllm.backends"
 """Entry points of this group add backends: the name is the backend's, the value its `device` module."""
-VENDORS = ("reference",)
-AUTO = "auto"
+VENDORS = ("cpu", "reference")
 UNASKED = BackendOptions()
 
 

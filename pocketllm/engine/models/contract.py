@@ -28,9 +28,10 @@ class KVSpec:
     key_dim: int
     value_dim: int
 
-    def bytes_per_token(self, element_bytes: float) -> int:
-        """Bytes that one token adds to the cache over all layers."""
-        return ceil(self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * element_bytes)
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        """Bytes that one token adds to the cache over all layers; scale_bytes: beside each head's key and value."""
+        each = (self.key_dim + self.value_dim) * element_bytes + 2 * scale_bytes
+        return ceil(self.num_layers * self.num_kv_heads * each)
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.backends.api.device import DeviceFacts
 from pocketllm.engine.backends.api.ops import Ops
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """What the user asked of a backend; None: not said, and the capability shows what it became."""
-
-    threads: int | None = None
-    """CPU threads; None: the cores this process may use."""
-    activation_dtype: str | None = None
-    """What rows are rounded to before a matrix multiplies them."""
-    kv_dtype: str | None = None
-    """What cached keys and values are kept in."""
 
 
 @dataclass(frozen=True)

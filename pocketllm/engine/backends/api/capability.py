@@ -1,7 +1,19 @@
-"""What a backend declares about itself; read by the plan, `check`, the server and every record."""
+"""What a backend is asked and what it declares; read by the plan, `check`, the server and every record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the user asked of a backend; None: not said, and the capability shows what it became."""
+
+    threads: int | None = None
+    """CPU threads; None: the cores this process may use."""
+    activation_dtype: str | None = None
+    """What rows are rounded to before a matrix multiplies them."""
+    kv_dtype: str | None = None
+    """What cached keys and values are kept in."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,9 @@ class BackendCapability:
     weight_bytes_per_element: Mapping[str, float]
     """Bytes of a matrix element once loaded, by quant type; a type not named takes what it takes in the file."""
     kv_element_bytes: float
-    """Bytes that one value of a key or a value takes in the cache, its share of scales included."""
+    """Bytes that one number of a key or a value takes in the cache."""
+    kv_scale_bytes: int
+    """Bytes beside the numbers of each head's key and of its value."""
     attention_scratch_bytes: int
     """Working memory of attention for each query head, token of a step and key of its sequence, over one layer."""
     batch_invariant_width: int

@@ -5,8 +5,8 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from pocketllm.engine.backends.api.backend import Backend, BackendOptions
-from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
+from pocketllm.engine.backends.api.backend import Backend
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.backends.api.device import DeviceFacts
 from pocketllm.engine.backends.api.ops import Ops
 
@@ -50,6 +50,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         quant_types=frozenset(known_types()),
         weight_bytes_per_element=dict.fromkeys(known_types(), 4.0),
         kv_element_bytes=4,
+        kv_scale_bytes=0,
         attention_scratch_bytes=4,
         batch_invariant_width=BATCH_INVARIANT_WIDTH,
         memory_bytes=facts.available_bytes,
