@@ -86,7 +86,7 @@ def build(root: Path, folder: Path) -> float | None:
     # said outright, or CMake would keep the compiler of an earlier build
     configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
     at.mkdir(parents=True, exist_ok=True)
-    started_s, before = time.monotonic(), stamp(at / LIBRARY)
+    started_s = time.monotonic()
     try:
         run(configure, at)
     except CannotBuild:
@@ -96,7 +96,7 @@ def build(root: Path, folder: Path) -> float | None:
         run(configure, at)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     run(["cmake", "--build", str(at), "--parallel", str(cores)], at)
-    if stamp(at / LIBRARY) == before and (folder / LIBRARY).exists():
+    if stamp(at / LIBRARY) == stamp(folder / LIBRARY):
         return None
     # moved into place: a process that runs the old library keeps it
     shutil.copy2(at / LIBRARY, folder / f"{LIBRARY}.new")
