@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -142,6 +143,9 @@ class Process:
         engine: ServedEngine | None
         try:
             engine = self._load()
+            # what a model is made of lives to the end: a full collection that walks it stops every stream for 50 ms
+            gc.collect()
+            gc.freeze()
         except BaseException as error:
             self._failure = error
             engine = None
