@@ -46,6 +46,8 @@ def result(ratio: float = 1.04, arm: str = "b", verdict: str | None = "SLOWER") 
         "mde": 0.011,
         "verdict": verdict,
         "reason": "beyond the margin",
+        "outlying_blocks": 0,
+        "flips_without_outliers": False,
     }
 
 

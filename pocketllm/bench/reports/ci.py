@@ -69,7 +69,7 @@ def junit(document: Document, require: Require | None) -> str:
     found = cases(document, require)
     suite = ElementTree.Element(
         "testsuite",
-        name=f"pocketllm bench {document.get('scenario')}",
+        name=clean(f"pocketllm bench {document.get('scenario')}"),
         tests=str(len(found)),
         failures=str(sum(case.state == FAILED for case in found)),
         errors=str(sum(case.state == ERROR for case in found)),
@@ -80,7 +80,7 @@ def junit(document: Document, require: Require | None) -> str:
     commit = (document.get("code") or {}).get("commit")
     for name, value in (("run_id", document.get("run_id")), ("commit", commit)):
         if value:
-            ElementTree.SubElement(properties, "property", name=name, value=str(value))
+            ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
     for case in found:
         element = ElementTree.SubElement(suite, "testcase", classname="pocketllm.bench", name=clean(case.name))
         if case.state in (FAILED, ERROR):

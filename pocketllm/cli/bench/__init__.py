@@ -4,9 +4,9 @@ from types import ModuleType
 
 import typer
 
-from pocketllm.cli.bench import command, recipes, report
+from pocketllm.cli.bench import calibrate, command, gate, recipes, report
 
-SUBCOMMANDS: tuple[ModuleType, ...] = (recipes, report)
+SUBCOMMANDS: tuple[ModuleType, ...] = (gate, calibrate, recipes, report)
 
 
 def register(app: typer.Typer) -> None:
