@@ -111,6 +111,8 @@ def test_a_noisy_machine_is_told_plainly(document: Mapping[str, Any]) -> None:
     assert "the machine was too noisy in this run to judge a change of 1.0 %; about 96 blocks would" in " ".join(
         report.sentences(changed)
     )
+    result.update(blocks_to_resolve=None, starts_to_resolve=14)
+    assert "about 14 starts would" in " ".join(report.sentences(changed))
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.5, 0.999, 1.0, 1.3, 14.2, 900.0])

@@ -146,8 +146,8 @@ def power_words(result: Document) -> str:
     seen = f"It would have found a change of {percent(result['mde'])} (80 % power)"
     if result["mde"] <= result["margin"]:
         return f"{seen}."
-    needed = result["blocks_to_resolve"]
-    cure = f"about {needed} blocks would, or a quieter machine" if needed else "only a quieter machine would"
+    needed = [f"{n} {what}s" for what in ("block", "start") if (n := result.get(f"{what}s_to_resolve"))]
+    cure = f"about {needed[0]} would, or a quieter machine" if needed else "only a quieter machine would"
     return f"{seen}: the machine was too noisy in this run to judge a change of {percent(result['margin'])}; {cure}."
 
 
