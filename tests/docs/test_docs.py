@@ -58,11 +58,14 @@ def test_the_command_page_is_what_the_commands_say() -> None:
 
 @pytest.mark.parametrize(("page", "line"), command_lines(), ids=lambda value: getattr(value, "name", value))
 def test_a_command_line_in_the_docs_is_one_that_exists(page: Path, line: str) -> None:
-    command = typer.main.get_command(app)
+    command = above = typer.main.get_command(app)
     words = shlex.split(line, comments=True)[1:]
     while words and hasattr(command, "commands") and words[0] in command.commands:
-        command = command.commands[words.pop(0)]
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        command, above = command.commands[words.pop(0)], command
+    # a command that passes on what it does not know takes the flags of the one above it, too
+    passed_on = above.params if command.context_settings.get("ignore_unknown_options") else []
+    parameters = [*command.params, *passed_on]
+    known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     known |= {"--help", "-h"}
     pipe = words.index("|") if "|" in words else len(words)
 
