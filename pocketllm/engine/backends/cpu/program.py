@@ -101,6 +101,7 @@ class Captured:
         base = -(-memory.ctypes.data // LINE_BYTES) * LINE_BYTES
         address = {value: base + int(starts[slot]) for value, slot in layout.slot_of.items()}
         self._program = Program(engine, max_tokens)
+        self._commands = tuple(commands)  # they hold what the program borrows: caches, matrices, vectors
         for command in commands:
             command.append(self._program, [address[v] for v in command.inputs], [address[v] for v in command.outputs])
         first = address[result] - memory.ctypes.data
