@@ -196,7 +196,7 @@ def test_operations_are_held_against_the_ceilings_of_the_same_run(record: Record
         "cases": {"add ×1": {"bytes": 20_000.0, "flops": 0.0}},
         "ceilings": {"read_gbs": 40.0, "matmul_gflops": 90.0},
     }
-    document = changed(record, scenario="op_latency", meter=meter)
+    document = changed(record, scenario="op_latency", meter={"ours": meter})
 
     text = render(document, plain, calls)
 

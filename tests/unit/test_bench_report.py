@@ -10,6 +10,7 @@ import pytest
 
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.reports import text as report
+from pocketllm.bench.reports import words
 from pocketllm.bench.reports.text import colored, render, render_plan
 from pocketllm.engine.options import EngineOptions
 from tests.unit.test_bench_run import Quiet, make_arms, run
@@ -39,6 +40,33 @@ def test_a_wider_terminal_gives_its_columns_to_the_bars(document: Mapping[str, A
     assert widest[40] <= 80
     assert 80 < widest[120] <= 120
     assert 120 < widest[400] <= 132
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        ([{"n_prompt": 8, "n_out": 4, "concurrency": 1}], "8 tokens in, 4 out, one request at a time"),
+        (
+            [{"n_prompt": 512, "n_out": 1, "concurrency": 1}, {"n_prompt": 2048, "n_out": 1, "concurrency": 1}],
+            "512 and 2048 tokens in, 1 out, one request at a time",
+        ),
+        (
+            [{"n_prompt": 8, "n_out": 4, "concurrency": level, "arrivals": "closed"} for level in (1, 2, 4)],
+            "8 tokens in, 4 out, 1, 2 and 4 requests in flight",
+        ),
+        (
+            [{"n_prompt": 8, "n_out": 4, "arrivals": "wave", "num_requests": 16}],
+            "8 tokens in, 4 out, 16 requests arriving at once",
+        ),
+        (
+            [{"n_prompt": 8, "n_out": 4, "arrivals": "poisson", "num_requests": 12, "rate_per_s": 2.0}],
+            "8 tokens in, 4 out, 12 requests arriving by chance, 2 a second",
+        ),
+    ],
+)
+def test_the_head_tells_the_load_that_was_put_on(points: list[dict[str, Any]], told: str) -> None:
+    assert words.load_words({"workload": {"points": points}}) == told
+    assert words.load_words({}) == "lengths not recorded"
 
 
 def test_a_percent_sign_is_never_left_alone_at_the_start_of_a_line() -> None:

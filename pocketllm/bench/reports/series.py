@@ -230,6 +230,12 @@ class Series:
         """Whether the record's samples are operations, not requests."""
         return self.document.get("scenario") == "op_latency"
 
+    @property
+    def meter(self) -> Mapping[str, Any]:
+        """What the baseline's meter told of its samples: bytes and operations of the cases, ceilings."""
+        found: Mapping[str, Any] = (self.document.get("meter") or {}).get(self.arms[0]) or {}
+        return found
+
     def operations(self) -> dict[str, dict[str, float]]:
         """Seconds of one call by case and arm: the median over blocks."""
         from pocketllm.bench.scenarios.op_latency import call_s

@@ -247,8 +247,7 @@ def operations(series: Series, paint: Paint) -> str:
     """Every case: microseconds of each arm, and the baseline against the machine's ceilings."""
     if not series.is_operations or not series.slots:
         return ""
-    meter = series.document.get("meter") or {}
-    cases, ceilings = meter.get("cases") or {}, meter.get("ceilings") or {}
+    cases, ceilings = series.meter.get("cases") or {}, series.meter.get("ceilings") or {}
     lines = []
     if ceilings:
         lines.append(

@@ -1,6 +1,6 @@
 """A run document in sentences: what was run, what may be said of each arm, and what readers should know besides."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pocketllm.bench.analysis.verdict import Word
@@ -22,16 +22,37 @@ def headline(document: Document) -> str:
 
 
 def load_words(document: Document) -> str:
-    """What a slot asks for."""
+    """What a slot asked for: lengths, and how requests came."""
     work = document.get("workload") or {}
-    labels = [point["label"] for point in work.get("points") or [] if point.get("label")]
-    if labels and work.get("about"):
+    if document.get("meter") is not None and work.get("about"):
         return str(work["about"])
-    if "n_prompt" not in work:
+    points = work.get("points") or ([work] if "n_prompt" in work else [])
+    if not points:
         return "lengths not recorded"
-    in_flight = work.get("concurrency", 1)
-    how = "one request at a time" if in_flight == 1 else f"{in_flight} requests in flight"
-    return f"{work['n_prompt']} tokens in, {work['n_out']} out, {how}"
+    lengths = [listed(point[name] for point in points) for name in ("n_prompt", "n_out")]
+    return f"{lengths[0]} tokens in, {lengths[1]} out, {arrival_words(points)}"
+
+
+def arrival_words(points: Sequence[Document]) -> str:
+    """How the requests of a slot came."""
+    arrivals = points[0].get("arrivals")
+    if arrivals == "wave":
+        return f"{listed(point['num_requests'] for point in points)} requests arriving at once"
+    if arrivals == "poisson":
+        rates = listed(f"{point['rate_per_s']:g}" for point in points)
+        return f"{points[0]['num_requests']} requests arriving by chance, {rates} a second"
+    in_flight = listed(point.get("concurrency", 1) for point in points)
+    return "one request at a time" if in_flight == "1" else f"{in_flight} requests in flight"
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Different values in their order.
+
+    >>> listed([512, 2048, 512]), listed([1, 2, 4])
+    ('512 and 2048', '1, 2 and 4')
+    """
+    *first, last = dict.fromkeys(map(str, values))
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def model_name(document: Document) -> str:

@@ -229,8 +229,7 @@ def operations(series: Series) -> dict[str, Any] | None:
     """Cases of op_latency with what they moved and computed."""
     if not series.is_operations or not series.slots:
         return None
-    meter = series.document.get("meter") or {}
-    cases, ceilings = meter.get("cases") or {}, meter.get("ceilings")
+    cases, ceilings = series.meter.get("cases") or {}, series.meter.get("ceilings")
     rows = []
     for case, costs in series.operations().items():
         cost, known = costs.get(series.arms[0]), cases.get(case)
