@@ -48,7 +48,7 @@ def models(context: typer.Context, records: Records = RECORDS, as_json: AsJson =
     if as_json:
         write_json([row.as_dict() for row in rows])
         return
-    from pocketllm.evidence.pages import table
+    from pocketllm.evidence.pages.layout import table
 
     names = ("model", "architecture", "device", "rung", "freshness", "proofs")
     cells = [
@@ -64,7 +64,7 @@ def models(context: typer.Context, records: Records = RECORDS, as_json: AsJson =
 def show(name: Name, records: Records = RECORDS, as_json: AsJson = False) -> None:
     """Show one model: where it comes from, whether it is in the cache, its rung with proofs and what is missing."""
     from pocketllm.engine.weights.catalog import CATALOG, cached_path, is_cached
-    from pocketllm.evidence.pages import facts
+    from pocketllm.evidence.pages.layout import facts
 
     source = read_source(records)
     rows = [row for row in source.whole_ladder() if source.is_model(name, row.sha256, row.model)]
@@ -91,7 +91,7 @@ def show(name: Name, records: Records = RECORDS, as_json: AsJson = False) -> Non
 
 def proof_lines(row: "LadderRow") -> list[str]:
     """The records that a row stands on, and what the next rung lacks."""
-    from pocketllm.evidence.pages import wrap
+    from pocketllm.evidence.pages.layout import wrap
 
     lines = [f"  {proof.rung}  {proof.what:<36} {proof.run_id}" for proof in row.proofs]
     return lines + (wrap(f"next: {row.missing}") if row.missing else [])
@@ -159,7 +159,7 @@ def read_pages(folder: Path) -> list[tuple[Path, str]]:
 
 def print_lines(lines: Sequence[str]) -> None:
     """Lines on stdout that cannot steer a terminal."""
-    from pocketllm.evidence.pages import printable
+    from pocketllm.evidence.pages.layout import printable
 
     for line in lines:
         typer.echo(printable(line))
@@ -178,7 +178,7 @@ def pull(
 def ls(as_json: AsJson = False) -> None:
     """List the models in the cache; the catalog's other ones are told on stderr."""
     from pocketllm.engine.weights.catalog import CATALOG, cache_dir, list_cached
-    from pocketllm.evidence.pages import table
+    from pocketllm.evidence.pages.layout import table
 
     cached = list_cached()
     if as_json:

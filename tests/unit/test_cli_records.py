@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pocketllm.cli.main import app
-from pocketllm.evidence import pages
+from pocketllm.evidence.pages import layout, prefix_length
 from pocketllm.evidence.store import RecordWriter, read_record, record_dir
 
 MODEL = {"name": "smollm2-135m", "sha256": "ab" * 32, "architecture": "llama", "quant_types": ["F32", "Q4_1"]}
@@ -276,7 +276,7 @@ def test_what_must_not_be_kept_is_refused_with_exit_code_2(folder: Path) -> None
 
 
 def test_a_table_wider_than_80_columns_cuts_its_widest_column() -> None:
-    lines = pages.table(("a", "b", "c"), [("x" * 200, "y" * 10, None)])
+    lines = layout.table(("a", "b", "c"), [("x" * 200, "y" * 10, None)])
 
     assert [len(line) for line in lines] <= [80, 80]
     assert lines[1].endswith("…  " + "y" * 10)
@@ -284,6 +284,6 @@ def test_a_table_wider_than_80_columns_cuts_its_widest_column() -> None:
 
 
 def test_ids_are_shortened_only_as_far_as_they_differ() -> None:
-    assert pages.prefix_length(["A" * 26, "A" * 12 + "B" * 14]) == 13
-    assert pages.prefix_length(["A" * 26, "B" * 26]) == 10
-    assert pages.prefix_length([]) == 10
+    assert prefix_length(["A" * 26, "A" * 12 + "B" * 14]) == 13
+    assert prefix_length(["A" * 26, "B" * 26]) == 10
+    assert prefix_length([]) == 10

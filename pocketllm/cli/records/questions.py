@@ -50,7 +50,7 @@ def simple(value: Any) -> Any:
 
 def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Columns under their names, as wide as they need; floats in six digits."""
-    from pocketllm.evidence.pages import printable
+    from pocketllm.evidence.pages.layout import printable
 
     cells = [[shown(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
@@ -82,7 +82,7 @@ def diff(first: Id, second: Id, record_dir: RecordDir = None, as_json: AsJson = 
 
 def difference_lines(found: "Difference") -> Iterator[str]:
     """Facts that differ, then outcomes side by side."""
-    from pocketllm.evidence.pages import fold, section, table
+    from pocketllm.evidence.pages.layout import fold, section, table
 
     made: list[str] = []
     for change in found.made:
@@ -125,7 +125,7 @@ def trend(
 
 def series_lines(series: "Series") -> Iterator[str]:
     """A head and one line a run, with a bar around a ratio of 1."""
-    from pocketllm.evidence.pages import printable, table
+    from pocketllm.evidence.pages.layout import printable, table
 
     reach = max(max(point.high - 1, 1 - point.low) for point in series.points)
     yield printable(f"{series.scenario}, {series.metric}: {series.arm} against {series.baseline} ({series.isolation})")
@@ -214,7 +214,7 @@ def as_dict(finding: "Finding") -> dict[str, Any]:
 
 def finding_lines(finding: "Finding") -> Iterator[str]:
     """One line a file, then its faults and notes."""
-    from pocketllm.evidence.pages import printable, wrap
+    from pocketllm.evidence.pages.layout import printable, wrap
 
     yield printable(f"{'BROKEN' if finding.faults else 'whole '}  {finding.path.name}")
     for text in finding.faults:

@@ -50,7 +50,10 @@ class Series:
 def trends(
     records: Iterable[Record], scenario: str | None = None, metric: str | None = None, arm: str | None = None
 ) -> list[Series]:
-    """Series of complete and valid bench records, longest first; INVALID runs are no points."""
+    """Series of complete and valid bench records, longest first; INVALID runs are no points.
+
+    A metric that is not judged, and a null arm, are shown when they are asked for by name.
+    """
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[Point]]] = {}
     for record in records:
         document = record.document
@@ -58,7 +61,8 @@ def trends(
             continue
         for result in document.get("results") or ():
             wanted = ((scenario, document.get("scenario")), (metric, result.get("metric")), (arm, result.get("arm")))
-            if all(want is None or want == have for want, have in wanted):
+            named = (metric is not None or result.get("primary")) and (arm is not None or result.get("role") != "null")
+            if named and all(want is None or want == have for want, have in wanted):
                 key = series_key(document, result)
                 found.setdefault(key, (document, result, []))[2].append(point(record, result))
     series = [make_series(key, *parts) for key, parts in found.items()]
