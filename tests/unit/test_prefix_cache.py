@@ -18,6 +18,7 @@ from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.load import Engine, load_engine
 from pocketllm.engine.options import EngineOptions
 from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits
+from tests.native import needs_native
 
 BLOCK = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
@@ -327,9 +328,9 @@ def check_pool(scheduler: Scheduler) -> None:
 
 
 # -- a real model
-@pytest.fixture(scope="module")
-def engine(tiny_gguf: Path) -> Iterator[Engine]:
-    with load_engine(EngineOptions(str(tiny_gguf), "reference", prefill_chunk=16, block_size=8, threads=1)) as engine:
+@pytest.fixture(scope="module", params=["reference", pytest.param("cpu", marks=needs_native)])
+def engine(request: pytest.FixtureRequest, tiny_gguf: Path) -> Iterator[Engine]:
+    with load_engine(EngineOptions(str(tiny_gguf), request.param, prefill_chunk=16, block_size=8, threads=1)) as engine:
         yield engine
 
 
