@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from pocketllm.cli.main import app
 from pocketllm.errors import OptionError, UnsupportedFeatureError
 from pocketllm.evidence import schema
 from pocketllm.evidence.query.difference import difference
@@ -354,3 +356,60 @@ COMMITTED = sorted((Path(__file__).parents[2] / "records").glob("*/year=*/*.parq
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_every_committed_record_is_whole(path: Path) -> None:
     assert verify(path).faults == ()
+
+
+# -- through the app ---------------------------------------------------------------------------------------------------
+def call(folder: Path, *words: str, expected: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["records", *words, "--record-dir", str(folder)], catch_exceptions=False)
+    assert result.exit_code == expected, result.output
+    return result
+
+
+def test_sql_answers_as_text_csv_and_json(tmp_path: Path) -> None:
+    bench(tmp_path)
+    query = "select arm, ratio, verdict from results"
+
+    assert call(tmp_path, "sql", query).stdout.splitlines() == ["arm  ratio  verdict", "b    1.04   SLOWER"]
+    assert call(tmp_path, "sql", query, "--csv").stdout.splitlines() == ["arm,ratio,verdict", "b,1.04,SLOWER"]
+    assert json.loads(call(tmp_path, "sql", query, "--json").stdout) == [
+        {"arm": "b", "ratio": 1.04, "verdict": "SLOWER"}
+    ]
+    assert "views: runs, requests, slots, results" in call(tmp_path, "sql", "selec", expected=2).stderr
+
+
+def test_a_difference_is_printed_fact_by_fact(tmp_path: Path) -> None:
+    first, second = bench(tmp_path).stem, bench(tmp_path, 1.01, seed=8).stem
+    result = call(tmp_path, "diff", first, second)
+
+    assert result.stdout.splitlines()[:4] == ["How they were made", "  seed", "    - 7", "    + 8"]
+    assert "decode, b  1.040 (1.030–1.050) SLOWER  1.010 (1.000–1.020) SLOWER  differs" in result.stdout
+    assert "has no verdict" in result.stderr
+    assert json.loads(call(tmp_path, "diff", first, second, "--json").stdout)["made"][0]["name"] == "seed"
+
+
+def test_a_trend_is_a_line_a_run(tmp_path: Path) -> None:
+    for ratio in (1.04, 0.97):
+        bench(tmp_path, ratio, nulls=True)
+    lines = call(tmp_path, "trend").stdout.splitlines()
+
+    assert lines[0] == "decode, decode: b against base (toggle)"
+    assert [line.split()[-1] for line in lines[3:]] == ["SLOWER", "SLOWER"]
+    assert max(map(len, lines)) <= 80
+    assert "null against base" in call(tmp_path, "trend", "--arm", "null").stdout
+    assert "no valid bench records" in call(tmp_path, "trend", "--metric", "ttft").stderr
+    assert len(json.loads(call(tmp_path, "trend", "--json").stdout)[0]["points"]) == 2
+
+
+def test_verify_ends_with_1_when_a_file_is_not_what_it_claims(tmp_path: Path) -> None:
+    good, bad = bench(tmp_path), bench(tmp_path)
+    assert call(tmp_path, "verify").stdout.splitlines() == [f"whole   {path.name}" for path in (good, bad)]
+
+    rewritten(bad, valid=False)
+    result = call(tmp_path, "verify", expected=1)
+    assert f"BROKEN  {bad.name}" in result.stdout
+    assert "1 of 2 records are whole" in result.stderr
+    assert call(tmp_path, "verify", good.stem).exit_code == 0
+    assert [item["whole"] for item in json.loads(call(tmp_path, "verify", "--json", expected=1).stdout)] == [
+        True,
+        False,
+    ]
