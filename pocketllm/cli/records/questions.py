@@ -172,13 +172,15 @@ def verify(
 ) -> None:
     """Check that record files are whole: digests, columns and types, document keys, redaction, name and folder.
 
-    Also says which were judged by other verdict rules than this version's. Exit 1 when a file is not what it claims.
+    A benchmark judged by this version's rules is computed again from its rows; one judged by others is noted. Exit 1
+    when a file is not what it claims to be.
     """
+    from pocketllm.bench.analysis.again import differences
     from pocketllm.bench.analysis.rules import rules_sha256
     from pocketllm.evidence.query.verify import verify as check
 
     paths = [path_of(run_id, record_dir) for run_id in run_ids] if run_ids else all_paths(record_dir)
-    findings = [check(path, rules_sha256()) for path in paths]
+    findings = [check(path, rules_sha256(), differences) for path in paths]
     bad = [finding for finding in findings if finding.faults]
     if as_json:
         write_json([as_dict(finding) for finding in findings])

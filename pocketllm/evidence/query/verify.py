@@ -1,6 +1,7 @@
 """Whether a record file is whole and says what its schema promises: digests, columns, keys, redaction, place."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,16 @@ class Finding:
     notes: tuple[str, ...] = ()
 
 
-def verify(path: Path, rules_sha256: str | None = None) -> Finding:
-    """Check one file. `rules_sha256`: digest of this version's verdict rules, to say whether the run had the same."""
+Again = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], list[str]]
+"""(document, rows) → what of a bench record's results does not follow from its rows."""
+
+
+def verify(path: Path, rules_sha256: str | None = None, again: Again | None = None) -> Finding:
+    """Check one file.
+
+    rules_sha256: digest of this version's verdict rules, to say whether the run had the same; then `again` is asked
+    whether a complete bench record's results follow from its rows.
+    """
     try:
         record = load_record(path)
         rows = record.row_dicts
@@ -37,6 +46,8 @@ def verify(path: Path, rules_sha256: str | None = None) -> Finding:
     told = record.document.get("rules_sha256")
     if rules_sha256 is not None and told is not None and told != rules_sha256:
         notes.append("judged by other verdict rules than this version's")
+    elif again is not None and told is not None and record.complete and not faults and not digest_faults:
+        faults += again(record.document, rows)
     if not record.complete:
         notes.append("incomplete: its run was killed, interrupted or still lasts")
     return Finding(record.run_id, path, (*faults, *digest_faults), tuple(notes))
