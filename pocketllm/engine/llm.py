@@ -3,8 +3,9 @@
 import asyncio
 import signal
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from itertools import count
 from operator import index
 from queue import Empty, SimpleQueue
@@ -24,6 +25,8 @@ from pocketllm.errors import QueueFullError, RequestError
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+
+_Letter = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Event]", Event]
 
 _request_numbers = count(1)
 
@@ -294,6 +297,8 @@ class AsyncLLM:
     def _start(self, engine: Engine) -> None:
         self.engine = engine
         self._prompts = _Prompts(engine)
+        self._mail: deque[_Letter] = deque()
+        engine.loop.on_step_end(self._deliver)
         engine.loop.start()
 
     async def generate(
@@ -360,7 +365,9 @@ class AsyncLLM:
         loop, here, events = self.engine.loop, asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def sink(event: Event) -> None:
-            here.call_soon_threadsafe(events.put_nowait, event)
+            if here.is_closed():
+                raise RuntimeError("the asyncio loop that waited for this event has closed")
+            self._mail.append((here, events, event))
 
         ahead, in_flight = list(reversed(requests)), set[str]()
         try:
@@ -373,3 +380,19 @@ class AsyncLLM:
         finally:
             for request_id in in_flight:
                 loop.cancel(request_id)
+
+    def _deliver(self) -> None:
+        """On the loop's thread, after each step: wake each asyncio loop once, however many events it gets."""
+        batches: dict[asyncio.AbstractEventLoop, list[_Letter]] = {}
+        while self._mail:
+            letter = self._mail.popleft()
+            batches.setdefault(letter[0], []).append(letter)
+        for here, letters in batches.items():
+            with suppress(RuntimeError):  # it has closed meanwhile: the next event ends the request
+                here.call_soon_threadsafe(put_all, letters)
+
+
+def put_all(letters: Sequence[_Letter]) -> None:
+    """Hand events to who waits for them, in order; on their asyncio loop."""
+    for _, events, event in letters:
+        events.put_nowait(event)

@@ -56,11 +56,12 @@ def prefiltered(logits: Float32Array, top: float, params: SamplingParams) -> Int
 def relative_weights(logits: Float32Array, top: float, temperature: float) -> Float32Array:
     """exp((logits - top) / temperature); top is the largest, so that exp cannot overflow."""
     with np.errstate(over="ignore"):  # far below the largest: -inf, whose weight is 0
-        values = logits - np.float32(top)
+        values: Float32Array = logits - np.float32(top)
         if temperature != 1.0:
             values /= np.float32(temperature)
     # in place: a second array of this size would go back to the system each time, and cost its page faults
-    return np.exp(values, out=values)
+    np.exp(values, out=values)
+    return values
 
 
 def top_k(values: Float32Array, k: int) -> Int64Array:
