@@ -155,6 +155,12 @@ def end_document(question: Question, analysis: Analysis, wall_s: float, notes: S
     }
 
 
+def without_words(ending: Mapping[str, Any]) -> dict[str, Any]:
+    """An ending without verdicts, for a run that was interrupted."""
+    results = [{**result, "verdict": None, "reason": None} for result in ending["results"]]
+    return {**ending, "results": results, "ended_by": "KeyboardInterrupt"}
+
+
 def result_entry(question: Question, result: Result) -> dict[str, Any]:
     """One contrast: `ratio` is a time ratio with its 95 % interval, `estimate` its logarithm."""
     fit, k = result.fit, len(question.arm_set.arms)

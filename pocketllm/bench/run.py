@@ -11,9 +11,9 @@ from pocketllm.bench.analysis import conditions, validity
 from pocketllm.bench.analysis.contrasts import Question, analyze, half_width, interim
 from pocketllm.bench.analysis.history import history_key, null_history
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
-from pocketllm.bench.arm import Arm, ArmSet, Isolation
+from pocketllm.bench.arm import Arm, ArmSet, claim
 from pocketllm.bench.pace import Pace, Wish, minutes
-from pocketllm.bench.record import end_document, start_document
+from pocketllm.bench.record import end_document, start_document, without_words
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.schedule import MIN_BLOCKS, Costs, Fitted, Slot, order, row_set_size
 from pocketllm.bench.slot_load import Amount, Place, SlotLoad
@@ -241,6 +241,7 @@ class Run:
             raise
         analysis = analyze(self.so_far(question), self.whole_blocks_only(), self.checks)
         ending = end_document(question, analysis, time.perf_counter() - begun, self.notes(slots))
+        ending |= {"starts": self.start + 1, "claim": claim(settings.arm_set.isolation, self.start + 1)}
         if interrupted:
             ending = without_words(ending)
         path = writer.finish(ending, complete=not interrupted)
@@ -270,7 +271,8 @@ class Run:
     def is_resolved(self, question: Question, slot: Slot) -> bool:
         """Whether `until` is reached before this slot, the first of a row set (of a start, where starts differ)."""
         settings = self.settings
-        at_end = settings.starts == 1 or slot.start != self.start
+        # where the start is the sample, one start resolves nothing
+        at_end = settings.starts == 1 or (slot.start != self.start and slot.start >= 2)
         if settings.until is None or not at_end or slot.block < max(MIN_BLOCKS, settings.min_n):
             return False
         width = half_width(self.so_far(question), self.whole_blocks_only())
@@ -388,23 +390,3 @@ def past_nulls(directory: Path, document: Mapping[str, Any]) -> dict[str, list[f
     from pocketllm.evidence.store import search_dirs
 
     return null_history([directory, *search_dirs()], history_key(document), document["machine"]["hard"])
-
-
-def without_words(ending: Mapping[str, Any]) -> dict[str, Any]:
-    """An ending without verdicts, for a run that was interrupted."""
-    results = [{**result, "verdict": None, "reason": None} for result in ending["results"]]
-    return {**ending, "results": results, "ended_by": "KeyboardInterrupt"}
-
-
-def default_starts(isolation: Isolation, asked: int | None) -> int:
-    """Fresh starts of a run; OptionError where arms are not processes that could be started."""
-    from pocketllm.bench.arm import DEFAULT_STARTS
-
-    if isolation is Isolation.PROCESS:
-        if asked is not None and asked < 1:
-            raise OptionError(f"--starts {asked} must be at least 1")
-        return DEFAULT_STARTS if asked is None else asked
-    if asked not in (None, 1):
-        why = "these arms share one process" if isolation is Isolation.TOGGLE else "these servers run already"
-        raise OptionError(f"--starts {asked}: {why}; via=http gives each arm a process of its own")
-    return 1

@@ -1,5 +1,7 @@
 """Whole runs against a scripted target: every validity code is turned on once."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -515,3 +517,209 @@ def test_too_few_blocks_are_refused_not_raised_silently() -> None:
 
 def test_durations_are_for_people() -> None:
     assert (minutes(42), minutes(150)) == ("42 s", "2.5 min")
+
+
+# -- fresh starts ------------------------------------------------------------------------------------------------------
+def process_rig(arm_set: ArmSet, costs: Callable[[Any, int], float]) -> tuple[Rig, list[tuple[str, int, FakeTarget]]]:
+    """A rig whose arms are started afresh, and every target that it ever opened: (arm, start, target)."""
+    opened: list[tuple[str, int, FakeTarget]] = []
+
+    def start(arm: Any, number: int) -> FakeTarget:
+        alive = [name for name, _, target in opened if not target.is_closed]
+        assert len(alive) < len(arm_set.arms), "more processes at once than arms"
+        cost = costs(arm, number)
+        target = FakeTarget(lambda n: (cost * wobble(n + 7 * number), cost * wobble(n + 3 * number)))
+        opened.append((arm.name, number, target))
+        return target
+
+    rig = fake_rig({})
+    rig.start_arm = start
+    rig.renew(arm_set, 0)
+    return rig, opened
+
+
+PROCESSES = ("base:via=http", "b:prefill_chunk=64,via=http")
+
+
+def test_every_start_has_processes_of_its_own_and_is_the_sample(tmp_path: Path) -> None:
+    arm_set = make_arms(PROCESSES, EngineOptions())
+    # what differs from start to start is the same for all arms of one
+    rig, opened = process_rig(arm_set, lambda arm, start: (1.0 + 0.2 * start) * (0.012 if arm.name == "b" else 0.01))
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, starts=5, blocks=30)
+    document = outcome.document
+    result = next(r for r in document["results"] if (r["arm"], r["metric"]) == ("b", "decode"))
+
+    assert words(outcome) == {"b": "SLOWER"}
+    assert (result["n"], result["n_unit"], document["starts"]) == (5, "start", 5)
+    assert result["ratio"] == pytest.approx(1.2, rel=0.003)
+    assert [(name, start) for name, start, _ in opened] == [
+        (name, start) for start in range(5) for name in ("base", "b", "null")
+    ]
+    assert [target.is_closed for _, start, target in opened] == [start < 4 for _, start, _ in opened]
+    rows = read_record(outcome.path).row_dicts
+    assert {(row["block"] // 6, row["start"]) for row in rows if row["phase"] == "measure"} == {
+        (n, n) for n in range(5)
+    }
+    assert {row["start"] for row in rows if row["phase"] == "warmup"} == set(range(5))
+    assert "started afresh 5 times" in document["claim"]
+
+
+def test_a_start_that_is_not_what_the_first_one_was_makes_the_run_invalid(tmp_path: Path) -> None:
+    arm_set = make_arms(PROCESSES, EngineOptions())
+    rig, _ = process_rig(arm_set, lambda arm, start: 0.01)
+    fresh = rig.start_arm
+    assert fresh is not None
+
+    def rebuilt(arm: Any, number: int) -> FakeTarget:
+        target = fresh(arm, number)
+        assert isinstance(target, FakeTarget)
+        target.digest = "another build" if (arm.name, number) == ("b", 1) else "same"
+        return target
+
+    rig.start_arm = rebuilt
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, starts=2, blocks=12)
+
+    assert codes(outcome, "run") == {"V12"}
+
+
+def test_ctrl_c_between_two_starts_keeps_the_first(tmp_path: Path) -> None:
+    arm_set = make_arms(PROCESSES, EngineOptions())
+    rig, opened = process_rig(arm_set, lambda arm, start: 0.01)
+    fresh = rig.start_arm
+    assert fresh is not None
+
+    def interrupted(arm: Any, number: int) -> Any:
+        if number:
+            raise KeyboardInterrupt
+        return fresh(arm, number)
+
+    rig.start_arm = interrupted
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, starts=2, blocks=12)
+
+    assert (outcome.interrupted, outcome.document["valid_blocks"]) == (True, 6)
+    assert all(target.is_closed for _, _, target in opened)
+
+
+def test_a_second_run_over_the_same_rig_begins_with_a_fresh_start(tmp_path: Path) -> None:
+    arm_set = make_arms(PROCESSES, EngineOptions())
+    rig, opened = process_rig(arm_set, lambda arm, start: 0.01)
+    for _ in range(2):
+        run(tmp_path, rig=rig, arm_set=arm_set, starts=2, blocks=12, requests=1)
+
+    assert [start for name, start, _ in opened if name == "base"] == [0, 1, 0, 1]
+
+
+# -- stopping on a half-width ------------------------------------------------------------------------------------------
+def test_a_run_stops_at_the_end_of_a_row_set_once_it_is_resolved(tmp_path: Path) -> None:
+    outcome = run(tmp_path, blocks=48, requests=1, until=0.01, min_n=13)
+
+    assert outcome.document["valid_blocks"] == 18
+    assert any(note.startswith("stopped after 18 blocks") for note in outcome.document["notes"])
+    assert words(outcome) == {"b": "SLOWER"}
+
+
+def test_a_run_that_is_never_resolved_says_so(tmp_path: Path) -> None:
+    outcome = run(tmp_path, blocks=18, requests=1, until=1e-9)
+
+    assert outcome.document["valid_blocks"] == 18
+    assert any("all 18 blocks ran before" in note for note in outcome.document["notes"])
+
+
+def test_starts_are_judged_at_their_ends_only(tmp_path: Path) -> None:
+    arm_set = make_arms(PROCESSES, EngineOptions())
+    rig, opened = process_rig(arm_set, lambda arm, start: 0.01)
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, starts=4, blocks=48, requests=1, until=0.5)
+
+    # the first start alone says nothing of starts; two do
+    assert outcome.document["valid_blocks"] == 24
+    assert max(start for _, start, _ in opened) == 1
+    assert (outcome.document["starts"], "started 2 times" in outcome.document["claim"]) == (2, True)
+
+
+# -- the soak, the seam, progress --------------------------------------------------------------------------------------
+def test_a_soak_that_settles_leaves_no_note_and_its_rows_are_marked(tmp_path: Path) -> None:
+    outcome = run(tmp_path, soak_s=300.0, requests=1, blocks=48)
+    rows = read_record(outcome.path).row_dicts
+    soaked = [row for row in rows if row["phase"] == "soak"]
+
+    assert {row["arm"] for row in soaked} == {"base"}
+    assert len(soaked) >= 5
+    assert not any(check["code"] == "V15" for check in outcome.document["checks"])
+    assert len({row["prompt_id"] for row in rows if "agreement" not in row["prompt_id"]}) == len(rows) - 3
+
+
+def test_a_machine_that_goes_on_warming_up_is_called_unsteady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0.5, 0.5, from_request=0)
+    monkeypatch.setattr("pocketllm.bench.run.time", clock)
+    monkeypatch.setattr("pocketllm.bench.pace.time", clock)
+    arm_set = make_arms(ARMS, EngineOptions())
+    rig = fake_rig(
+        {name: FakeTarget(lambda n: (0.01 * 1.02**n,) * 2, spoil=clock.spend) for name in ("base", "b", "null")}
+    )
+    outcome = run(tmp_path, rig=rig, arm_set=arm_set, soak_s=300.0, requests=1)
+
+    assert any("the heat soak did not settle" in check["detail"] for check in outcome.document["checks"])
+
+
+def test_every_slot_begins_with_a_reset_of_its_arms_cache_and_a_failed_one_is_said_once(tmp_path: Path) -> None:
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.01, "null": 0.01})
+    targets = {name: target for name, target in rig.targets.items() if isinstance(target, FakeTarget)}
+    targets["b"].resets = False
+    outcome = run(tmp_path, rig=rig)
+
+    assert {name: target.num_resets for name, target in targets.items()} == {"base": 12, "b": 12, "null": 12}
+    assert [note for note in outcome.document["notes"] if "did not reset its prefix cache" in note] == [
+        "b did not reset its prefix cache; prompts are salted and new all the same"
+    ]
+
+
+def test_progress_tells_the_running_interval_of_every_arm(tmp_path: Path) -> None:
+    progress = Quiet()
+    run(tmp_path, progress=progress, requests=1)
+
+    assert progress.intervals[0] == ""
+    assert re.fullmatch(r"b 1\.\d{3} to 1\.\d{3}, null \d\.\d{3} to \d\.\d{3}", progress.intervals[-1])
+
+
+# -- loads -------------------------------------------------------------------------------------------------------------
+def test_a_slot_at_a_concurrency_hands_over_from_burn_in_to_measuring_without_draining(tmp_path: Path) -> None:
+    scenario = find_scenario("concurrency").at(["1", "4"]).resized(16, 8)
+    margins = dict.fromkeys(scenario.primary, 0.01)
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.012, "null": 0.01})
+    outcome = run(tmp_path, rig=rig, scenario=scenario, margins=margins)
+    target = rig.targets["base"]
+    assert isinstance(target, FakeTarget)
+    rows = [row for row in read_record(outcome.path).row_dicts if row["slot"] == 0]
+
+    # point 1: a burn-in, then two requests; point 4: eight of burn-in and eight measured, in one load
+    assert target.loads[:3] == [(1, 1), (2, 1), (16, 4)]
+    assert Counter((row["point"], row["phase"], row["offered"]) for row in rows) == {
+        ("1", "burnin", 1): 1,
+        ("1", "measure", 1): 2,
+        ("4", "burnin", 4): 8,
+        ("4", "measure", 4): 8,
+    }
+    assert {result["metric"] for result in outcome.document["results"]} >= {"throughput@1", "throughput@4", "tpot@4"}
+    assert [point["label"] for point in outcome.document["workload"]["points"]] == ["1", "4"]
+
+
+def test_arrival_times_are_the_same_for_all_arms_of_a_block(tmp_path: Path) -> None:
+    scenario = find_scenario("mixed").resized(16, 8)
+    rig = steady_rig(make_arms(ARMS, EngineOptions()), {"base": 0.01, "b": 0.012, "null": 0.01})
+    run(tmp_path, rig=rig, scenario=scenario, margins=dict.fromkeys(scenario.primary, 0.01))
+    asked: dict[str, list[list[tuple[float | None, int, int]]]] = {}
+    for name, target in rig.targets.items():
+        assert isinstance(target, FakeTarget)
+        timed = [(a.offset_s, len(a.prompt_token_ids), a.max_tokens) for a in target.asked if a.offset_s is not None]
+        asked[name] = [timed[start : start + 12] for start in range(12, len(timed), 12)]
+
+    assert len(asked["base"]) == 12
+    assert sorted(map(str, asked["base"])) == sorted(map(str, asked["b"])) == sorted(map(str, asked["null"]))
+    assert len(set(map(str, asked["base"]))) == 12
+
+
+def test_a_scenario_that_an_arm_cannot_run_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="structured needs structured output"):
+        run(tmp_path, scenario=find_scenario("structured"))
+
+    assert list(tmp_path.iterdir()) == []

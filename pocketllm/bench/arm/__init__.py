@@ -15,6 +15,7 @@ __all__ = [
     "Role",
     "Via",
     "claim",
+    "default_starts",
     "effective_options",
     "make_arms",
     "parse_arm",
@@ -61,6 +62,18 @@ def claim(isolation: Isolation, starts: int) -> str:
                 return f"these builds and configurations, each arm started afresh {starts} times; {null}"
             times = "once" if starts == 1 else f"{starts} times"
             return f"these processes only: each arm was started {times} ({DEFAULT_STARTS} would say more); {null}"
+
+
+def default_starts(isolation: Isolation, asked: int | None) -> int:
+    """Fresh starts of a run; OptionError where arms are not processes that could be started."""
+    if isolation is Isolation.PROCESS:
+        if asked is not None and asked < 1:
+            raise OptionError(f"--starts {asked} must be at least 1")
+        return DEFAULT_STARTS if asked is None else asked
+    if asked not in (None, 1):
+        why = "these arms share one process" if isolation is Isolation.TOGGLE else "these servers run already"
+        raise OptionError(f"--starts {asked}: {why}; via=http gives each arm a process of its own")
+    return 1
 
 
 def make_arms(

@@ -93,7 +93,9 @@ class EngineTarget:
                 case TokenEvent():
                     one.stamps.append(stamp)
                     one.ids.append(event.token_id)
+                    one.sample.out_text += event.text
                 case FinishEvent():
+                    one.sample.out_text += event.text
                     one.end = event
 
         try:

@@ -144,8 +144,8 @@ def bench(
         prefill_chunk=prefill_chunk,
         kv_cache_bytes=kv_cache_bytes,
     )
-    from pocketllm.bench.arm import make_arms
-    from pocketllm.bench.run import SOAK_S, Settings, default_starts
+    from pocketllm.bench.arm import default_starts, make_arms
+    from pocketllm.bench.run import SOAK_S, Settings
     from pocketllm.evidence.store import record_dir as writable_dir
 
     arms = arms or []
