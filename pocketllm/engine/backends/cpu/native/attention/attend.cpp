@@ -139,11 +139,12 @@ void attend_as(const AttentionRows& rows, int first_tile, int last_tile, float* 
         const float* q = rows.q + row / rows.group * rows.ld_q + row % rows.group * cache.key_dim;
         for (int d = 0; d < cache.key_dim; ++d) scratch.q[r * scratch.ld_q + d] = q[d] * rows.scale;
     }
-    std::memset(scratch.total, 0, sizeof(float) * count * scratch.ld);
     for (int tile = first_tile; tile < last_tile; ++tile) {
-        float* out = partials ? partials + int64_t(tile - first_tile) * count * scratch.ld : scratch.tile;
+        float* out = partials            ? partials + int64_t(tile - first_tile) * count * scratch.ld
+                     : tile > first_tile ? scratch.tile
+                                         : scratch.total;
         attend_tile<Element>(rows, tile, scratch, out);
-        if (partials) continue;
+        if (out != scratch.tile) continue;
         for (int r = 0; r < count; ++r) merge_row(scratch.total + r * scratch.ld, out + r * scratch.ld, lanes);
     }
     if (partials) return;

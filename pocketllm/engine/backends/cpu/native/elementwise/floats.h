@@ -73,28 +73,47 @@ inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 #endif
 }
 
-// Lanes added in pairs 8 apart, then 4, 2, 1.
+// Lanes `apart` from each other change places.
+template <int apart>
+inline NativeFloats swapped(NativeFloats v) {
+    NativeInts places;
+    for (int i = 0; i < kNative; ++i) places[i] = i ^ apart;
+#if defined(__clang__)
+    NativeFloats out;
+    for (int i = 0; i < kNative; ++i) out[i] = v[places[i]];
+    return out;
+#else
+    return __builtin_shuffle(v, places);
+#endif
+}
+
+// All lanes in one, by pairs 8 apart, then 4, 2, 1.
+template <class Function>
+inline float fold(const Floats& a, Function function) {
+    NativeFloats v = a.part[0];
+    if constexpr (kParts == 2) v = function(v, a.part[1]);
+    if constexpr (kParts == 4) v = function(function(v, a.part[2]), function(a.part[1], a.part[3]));
+    if constexpr (kNative > 8) v = function(v, swapped<8>(v));
+    if constexpr (kNative > 4) v = function(v, swapped<4>(v));
+    v = function(v, swapped<2>(v));
+    return function(v, swapped<1>(v))[0];
+}
 inline float sum(const Floats& a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int step = kLanes / 2; step; step /= 2)
-        for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-    return lanes[0];
+    return fold(a, [](NativeFloats x, NativeFloats y) { return x + y; });
 }
 inline float largest(const Floats& a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int step = kLanes / 2; step; step /= 2)
-        for (int i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
-    return lanes[0];
+    return fold(a, [](NativeFloats x, NativeFloats y) { return x > y ? x : y; });
 }
 
 // Lanes [first, last) of a, and `other` elsewhere.
 inline Floats keep(const Floats& a, int first, int last, float other) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int i = 0; i < kLanes; ++i) lanes[i] = i >= first && i < last ? lanes[i] : other;
-    return load(lanes);
+    Floats out;
+    for (int i = 0; i < kParts; ++i) {
+        NativeInts lane;
+        for (int j = 0; j < kNative; ++j) lane[j] = i * kNative + j;
+        out.part[i] = (lane >= first) & (lane < last) ? a.part[i] : other - NativeFloats{};
+    }
+    return out;
 }
 
 // -- narrow numbers -------------------------------------------------------------------------------------------------------
