@@ -27,6 +27,8 @@ def differences(document: Document, rows: Rows) -> list[str]:
     measured = [row for row in rows if row["phase"] == "measure" and row["block"] is not None]
     if str(document.get("scenario")) not in known() or any(row["chunk_t_ns"] is None for row in measured):
         return []
+    if not document.get("results"):
+        return []
     analysis = analyze_again(document, measured)
     found = {(result.metric, result.arm): result for result in analysis.results}
     told = {(result["metric"], result["arm"]): result for result in document.get("results") or ()}
@@ -45,22 +47,26 @@ def differences(document: Document, rows: Rows) -> list[str]:
 
 def analyze_again(document: Document, measured: Rows) -> Analysis:
     """The analysis of measured rows, as the run made it; noise floors from a history are not known any more."""
-    results = document.get("results") or ()
     margins = document.get("margin") or {}
     question = Question(
-        scenario=scenario_of(document, [str(name) for name in margins]),
+        scenario=scenario_of(document),
         arm_set=ArmSet(tuple(arms_of(document)), Isolation(document["isolation"])),
         slots=sorted(slots_of(measured), key=lambda slot: slot.index),
-        margins=margins or dict.fromkeys((str(result["metric"]) for result in results), 0.01),
+        margins=margins,
     )
     return analyze(question, [measured_of(row) for row in measured])
 
 
-def scenario_of(document: Document, judged: Sequence[str]) -> Scenario:
-    """What the run measured: its judged metrics, and those that it only showed, by their full names."""
+def scenario_of(document: Document) -> Scenario:
+    """What the run measured: its judged metrics, and those that it only showed, by their full names.
+
+    They are told by the results, because a run may leave points out that its margins name.
+    """
     made = find_scenario(str(document["scenario"]))
     work = document.get("workload") or {}
-    names = dict.fromkeys(str(result["metric"]) for result in document.get("results") or ())
+    results = document.get("results") or ()
+    names = dict.fromkeys(str(result["metric"]) for result in results)
+    judged = dict.fromkeys(str(result["metric"]) for result in results if result["primary"])
     return Scenario(
         name=made.name,
         about=made.about,

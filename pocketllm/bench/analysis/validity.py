@@ -54,7 +54,7 @@ class Measured:
     throttle_mask: int | None = None
     """Throttle reasons since the last reading, NVML's bits and `readings.CPU_THERMAL`; V08 compares the arms."""
     loop_lag_ms: float | None = None
-    """How late the client's own loop was while this request ran, at its worst; V09 bounds its 99th percentile."""
+    """How late the client's own loop was while this request ran (99th percentile); V09 bounds it."""
     compiles: int | None = None
     """Compilations and graph captures that happened inside this request's window; V13 wants none."""
 

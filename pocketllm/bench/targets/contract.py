@@ -57,7 +57,7 @@ class Sample:
     srv_decode_s: float | None = None
     srv_queue_s: float | None = None
     loop_lag_ms: float | None = None
-    """How late the client's own thread woke while this request ran, at its worst; None: no client in between."""
+    """How late the client's own threads woke while this request ran (p99); None: no client in between."""
 
     @property
     def t_first_content_ns(self) -> int | None:
