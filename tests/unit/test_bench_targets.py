@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from pocketllm.bench.latency import slot_values
 from pocketllm.bench.scenarios.prompts import make_ask, prompt_text
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget, StreamReader
-from pocketllm.bench.targets.rig import has_tensors_of, open_rig
+from pocketllm.bench.targets.rig import api_key, has_tensors_of, open_rig
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import histogram
 from pocketllm.engine.weights.checkpoint import open_checkpoint
@@ -68,6 +69,10 @@ class Server:
         self.created = 0
         self.models: Any = None
         self.models_status = 200
+        self.resets = (200, "")
+        self.metrics: str | None = None
+        self.key: str | None = None
+        self.posted: list[str] = []
         self.clients: list[Any] = []
 
     def entry(self) -> dict[str, Any]:
@@ -87,13 +92,20 @@ def serving(server: Server) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if self.path == "/metrics":
+                return self.reply(404 if server.metrics is None else 200, [(server.metrics or "").encode()])
+            if server.key and self.headers["authorization"] != f"Bearer {server.key}":
+                return self.reply(401, [b"{}"])
             models = {"data": [server.entry()]} if server.models is None else server.models
-            self.reply(server.models_status, [json.dumps(models).encode()])
+            return self.reply(server.models_status, [json.dumps(models).encode()])
 
         def do_POST(self) -> None:
+            if "cache" in self.path:
+                server.posted.append(self.path)
+                return self.reply(server.resets[0], [server.resets[1].encode()])
             server.clients.append(self.client_address)
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self.reply(*server.post(body))
+            return self.reply(*server.post(body))
 
         def reply(self, status: int, pieces: list[bytes]) -> None:
             self.send_response(status)
@@ -246,7 +258,7 @@ def test_something_that_is_no_openai_server_is_not_judged(models: Any) -> None:
 def test_a_server_that_wants_a_key_is_not_judged() -> None:
     server = Server("somebody", PLAIN)
     server.models_status = 401
-    with serving(server) as url, pytest.raises(NotJudgedError, match="API key"):
+    with serving(server) as url, pytest.raises(NotJudgedError, match="key_env=VARIABLE"):
         OpenAIHTTPTarget(url)
 
 
@@ -288,6 +300,100 @@ def test_a_fingerprint_ignores_the_time_and_sees_another_model() -> None:
         target.close()
 
     assert before == again != after
+
+
+@pytest.mark.parametrize(
+    ("owned_by", "status", "text", "path", "expected"),
+    [
+        ("pocketllm", 200, '{"reset": true}', "/reset_prefix_cache", True),
+        ("pocketllm", 200, '{"reset": false}', "/reset_prefix_cache", None),
+        ("vllm", 200, '{"success": false}', "/reset_prefix_cache", False),
+        ("vllm", 200, "", "/reset_prefix_cache", True),
+        ("vllm", 404, "", "/reset_prefix_cache", None),
+        ("sglang", 200, "Cache flushed.", "/flush_cache", True),
+        ("sglang", 400, "requests are running", "/flush_cache", False),
+        ("llamacpp", 200, "", None, None),
+    ],
+)
+def test_a_cache_reset_counts_only_when_its_answer_says_that_it_happened(
+    owned_by: str, status: int, text: str, path: str | None, expected: bool | None
+) -> None:
+    server = Server(owned_by, OURS)
+    server.resets = (status, text)
+    with serving(server) as url:
+        target = OpenAIHTTPTarget(url)
+        answer = target.reset_cache()
+        target.close()
+
+    assert answer is expected
+    assert server.posted == ([path] if path else [])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ('pocketllm:num_requests_running{model_name="m"} 2.0\npocketllm:num_requests_waiting{model_name="m"} 1.0\n', 3),
+        ('# HELP vllm:num_requests_running n\nvllm:num_requests_running{a="b"} 0.0\n', 0),
+        ("llamacpp:requests_processing 1\nllamacpp:requests_deferred 4\n", 5),
+        ("something_else 9\n", None),
+        (None, None),
+    ],
+)
+def test_requests_in_flight_are_read_from_the_servers_own_metrics(metrics: str | None, expected: int | None) -> None:
+    server = Server("somebody", OURS)
+    server.metrics = metrics
+    with serving(server) as url:
+        target = OpenAIHTTPTarget(url)
+        found, total = target.server_in_flight(), target.in_flight()
+        target.close()
+
+    assert found == expected
+    assert total == (expected or 0)
+
+
+def test_a_key_is_sent_to_its_own_server_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server("somebody", PLAIN)
+    server.key = "sesame"
+    monkeypatch.setenv("DOOR", "sesame")
+    with serving(server) as url:
+        with pytest.raises(NotJudgedError, match="asks for an API key: name the environment variable"):
+            OpenAIHTTPTarget(url)
+        with pytest.raises(NotJudgedError, match="refuses the API key"):
+            OpenAIHTTPTarget(url, api_key="wrong")
+        arm = make_arms([f"x:key_env=DOOR,url={url}"], EngineOptions()).baseline
+        target = OpenAIHTTPTarget(url, api_key=api_key(arm))
+        sample = target.probe(ASK)
+        told = json.dumps([target.describe(), arm.difference()])
+        target.close()
+
+    assert sample.error is None
+    assert "sesame" not in told
+
+
+def test_a_schema_goes_out_as_a_response_format() -> None:
+    server = Server("vllm", OURS)
+    with serving(server) as url:
+        target = OpenAIHTTPTarget(url)
+        target.ask(replace(ASK, json_schema={"type": "object"}))
+        target.close()
+
+    assert server.bodies[0]["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+    }
+
+
+def test_several_requests_are_in_flight_at_once_over_connections_of_their_own() -> None:
+    server = Server("somebody", PLAIN)
+    with serving(server) as url:
+        target = OpenAIHTTPTarget(url)
+        samples = target.load([ASK] * 6, 3)
+        idle = target.in_flight()
+        target.close()
+
+    assert [sample.error for sample in samples] == [None] * 6
+    assert (idle, len(set(server.clients))) == (0, 6)
+    assert all(sample.loop_lag_ms is not None for sample in samples if sample.t_last_ns)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ class LagWatch:
     """
 
     def __init__(self) -> None:
-        self._ticks: list[tuple[int, int]] = []
+        self._ticks: list[tuple[int, int, int]] = []
+        """Begin, end, and how much too long it was."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lag-watch", daemon=True)
 
@@ -32,15 +33,15 @@ class LagWatch:
             begin = time.perf_counter_ns()
             time.sleep(TICK_S)
             end = time.perf_counter_ns()
-            self._ticks.append((end, max(0, end - begin - tick_ns)))
+            self._ticks.append((begin, end, max(0, end - begin - tick_ns)))
 
     def p99_ms(self, begin_ns: int, end_ns: int) -> float | None:
-        """The 99th percentile of the delays of ticks that ended between two stamps, beyond the best tick's.
+        """The 99th percentile of the delays of ticks that ran between two stamps, beyond the best tick's.
 
         None when none did. Not the longest: one tick that lost its core is not what most stamps are late by.
         """
-        late = sorted(delay for end, delay in self._ticks if begin_ns <= end <= end_ns)
-        best = min((delay for _, delay in self._ticks), default=0)
+        late = sorted(delay for begin, end, delay in self._ticks if begin <= end_ns and begin_ns <= end)
+        best = min((delay for _, _, delay in self._ticks), default=0)
         return (late[math.ceil(0.99 * len(late)) - 1] - best) / 1e6 if late else None
 
     def __enter__(self) -> "LagWatch":
