@@ -9,7 +9,7 @@ from tests.served.conftest import Served, http_request, until
 
 pytestmark = pytest.mark.model
 
-FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE: list[Any] = [{"role": "user", "content": "Name the capital of France."}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 
