@@ -124,12 +124,15 @@ def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
 def open_processes(arm_set: ArmSet, options: "EngineOptions", say: Say, logs: Path | None) -> Rig:
     """A process an arm, all started once; `renew` starts them again."""
     from pocketllm.bench.targets.engine import EngineTarget
-    from pocketllm.bench.targets.process import Site, start_arm
+    from pocketllm.bench.targets.process import Site, require_program, start_arm
     from pocketllm.engine.load import load_engine
     from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.evidence.store import new_ulid, record_dir
 
+    for arm in arm_set.arms:
+        if arm.launch is not None:
+            require_program(arm.name, arm.launch.words({})[0])  # before another arm is started for nothing
     path = resolve_model(options.model, say)
     checkpoint = open_checkpoint(path)
     folder = logs or record_dir() / "logs"
