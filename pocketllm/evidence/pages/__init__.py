@@ -89,7 +89,7 @@ def calibration_outcome(record: Record) -> str:
     """How many A/A runs there are, and how many of them were called different."""
     rows = [row for row in record.row_dicts if row["verdict"]]
     calls = sum(row["verdict"] in ("FASTER", "SLOWER") for row in rows)
-    return f"{record.document.get('scenario', '?')} A/A: {calls} of {len(rows)} verdicts called a difference"
+    return f"{record.document.get('scenario', '?')} A/A: {calls} of {len(rows)} called different"
 
 
 def imported_outcome(record: Record) -> str:
