@@ -180,10 +180,12 @@ class Run:
         request_s = min(open_s[0], probe_s) + sum(open_s[1:]) if open_s else 0.0
         return replace(costs, request_s=(*costs.request_s, request_s), fixed_s=costs.fixed_s + fixed_s)
 
-    def soak(self, fitted: Fitted) -> bool | None:
+    def soak(self, fitted: Fitted, spent_s: float) -> bool | None:
         """Slots of the baseline until the last ones drift by less than half the margin; None: no time for it."""
-        scenario, arm_set = self.load.scenario, self.settings.arm_set
+        scenario, arm_set, budget_s = self.load.scenario, self.settings.arm_set, self.settings.budget_s
         allowed_s = min(self.settings.soak_s, SOAK_SHARE * fitted.seconds)
+        if budget_s is not None:
+            allowed_s = min(allowed_s, budget_s - spent_s - fitted.seconds)  # blocks go before a soak
         slot_s = fitted.seconds / (fitted.blocks * len(arm_set.arms))
         if conditions.SOAK_SLOTS * slot_s > allowed_s:
             return None
@@ -229,7 +231,7 @@ class Run:
             question = replace(
                 question,
                 null_history=past_nulls(settings.directory, writer.document),
-                steady_start=self.soak(fitted) if settings.soak_s > 0 else None,
+                steady_start=self.soak(fitted, time.perf_counter() - begun) if settings.soak_s > 0 else None,
             )
             writer.append(self.load.taken_rows())
             self.measure(question, fitted, writer.append, Pace(settings.wish, begun, self.tell))

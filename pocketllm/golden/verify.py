@@ -367,13 +367,19 @@ def gate(engine: "Engine", fixtures: Path | None = None) -> GateResult:
         return _gate(subject, InProcess(llm), ("in_process",), fixtures)
 
 
-def gate_url(url: str, model: str, options: "EngineOptions | None" = None, fixtures: Path | None = None) -> GateResult:
+def gate_url(
+    url: str,
+    model: str,
+    options: "EngineOptions | None" = None,
+    fixtures: Path | None = None,
+    api_key: str | None = None,
+) -> GateResult:
     """Ask a server, which calls it `model`, for the shortest recorded case of `options.model` (or the default one)."""
     from pocketllm.engine.options import resolve_options
     from pocketllm.golden.entry_points.http import HttpClient
     from pocketllm.golden.subject import open_subject
 
-    client = HttpClient(url, model)
+    client = HttpClient(url, model, api_key)
     try:
         return _gate(open_subject(options or resolve_options({})), client, HTTP_ENTRY_POINTS, fixtures)
     finally:

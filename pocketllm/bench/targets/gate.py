@@ -43,7 +43,7 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
             return GateAnswer(GateState.ABSENT, f"tokens not compared: {target.dialect.name} has no fixture here")
         if arm.path is not None and other_numerics(target, effective_options(arm, options)):
             return GateAnswer(GateState.ABSENT, "tokens not compared: that checkout computes with other numerics")
-        result = gate_url(target.url, target.model, effective_options(arm, options))
+        result = gate_url(target.url, target.model, effective_options(arm, options), api_key=target.api_key)
     elif isinstance(target, EngineTarget):
         # a loop of its own, so that the timed ones have seen nothing yet
         with target.engine.sibling() as engine:
