@@ -144,6 +144,7 @@ def test_a_length_given_by_hand_makes_one_point_where_points_differ_in_it() -> N
     assert find_scenario("prefill").resized(256, None).primary == ("prefill",)
     assert find_scenario("prefill").resized(256, None).shapes[0].n_prompt == 256
     assert len(find_scenario("concurrency").resized(100, 8).points) == 6
+    assert [shape.n_prefix for shape in find_scenario("prefix").resized(544, None).shapes] == [512, 512]
     assert {(shape.n_prompt, shape.n_out) for shape in find_scenario("concurrency").resized(100, 8).shapes} == {
         (100, 8)
     }

@@ -132,9 +132,10 @@ def word_of(result: Document, paint: Paint) -> str:
 
 
 def reach_of(document: Document, metric: str) -> float:
-    """Half the axis of a metric, the same at all its points."""
+    """Half the axis of a metric, the same at all its points; operations have little in common."""
     word = metric.partition("@")[0]
-    alike = [result for result in document["results"] if result["metric"].partition("@")[0] == word]
+    same = {metric} if word == "op" else {name for name in judged_metrics(document) if name.partition("@")[0] == word}
+    alike = [result for result in document["results"] if result["metric"] in same]
     return axis_reach([result for result in alike if not hides_ratio(document, result)])
 
 

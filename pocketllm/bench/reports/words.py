@@ -85,10 +85,12 @@ def hides_ratio(document: Document, result: Document) -> bool:
 def metric_words(metric: str) -> str:
     """A metric's full name as people read it.
 
-    >>> metric_words("first_decode"), metric_words("decode@16k")
-    ('first decode', 'decode at 16k')
+    >>> metric_words("first_decode"), metric_words("decode@16k"), metric_words("op@rms_norm")
+    ('first decode', 'decode at 16k', 'rms_norm')
     """
     name, _, label = metric.partition("@")
+    if name == "op" and label:
+        return label
     return name.replace("_", " ") + (f" at {label}" if label else "")
 
 

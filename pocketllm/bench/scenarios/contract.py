@@ -188,10 +188,13 @@ class Scenario:
         )
 
     def resized(self, n_prompt: int | None, n_out: int | None) -> "Scenario":
-        """With other lengths; points that differ in their prompt's length become one when that is given."""
+        """With other lengths: a shared prefix keeps its share; points that differ in the prompt's length become one."""
         points = self.points
         if n_prompt is not None and any(point.n_prompt is not None for point in points):
             points = (replace(points[0], n_prompt=None, label=""),)
+        if n_prompt is not None:
+            share = n_prompt / self.n_prompt
+            points = tuple(replace(point, n_prefix=round(point.n_prefix * share)) for point in points)
         if n_out is not None:
             points = tuple(replace(point, n_out=None) for point in points)
         return replace(self, n_prompt=n_prompt or self.n_prompt, n_out=n_out or self.n_out, points=points)
