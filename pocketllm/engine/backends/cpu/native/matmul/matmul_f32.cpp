@@ -9,6 +9,7 @@ namespace pocketllm::POCKETLLM_ISA {
 namespace {
 
 constexpr int kParts = kGroupRows / kLanes;
+constexpr int kFloatTile = 8;
 constexpr int kFloatTokens = 64;   // rows of activations that meet a decoded panel
 constexpr int kFloatBlocks = 8;    // of a panel: 16 KiB
 
@@ -50,7 +51,7 @@ void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int fir
                 }
                 const float* rows = x + ld * first + col;
                 int t = 0;
-                for (; t + kTile <= count; t += kTile) multiply<kTile>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
+                for (; t + kFloatTile <= count; t += kFloatTile) multiply<kFloatTile>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
                 for (; t < count; t++) multiply<1>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
             }
             for (int t = 0; t < count; t++) write_group(w, out, group, first + t, sums + kGroupRows * t);

@@ -6,18 +6,15 @@
 
 namespace pocketllm::POCKETLLM_ISA {
 
-// Writes the outputs of 16 rows of a group for one row of activations. sums: [16]
-inline void write_group(const Matrix& w, const Output& out, int group, int token, const float* sums) {
-    const int row = kGroupRows * group;
+// Writes the outputs of kLanes rows of the matrix, from `row` on, for one row of activations. sums: [kLanes]
+inline void write_rows(const Matrix& w, const Output& out, int row, int token, const float* sums) {
     float* y = out.y + out.ld * token + row;
     const float* residual = out.residual ? out.residual + out.ld_residual * token + row : nullptr;
-    if (row + kGroupRows <= w.rows) {
-        for (int i = 0; i < kGroupRows; i += kLanes) {
-            Floats sum = load(sums + i);
-            if (out.bias) sum = add(sum, load(out.bias + row + i));
-            if (residual) sum = add(sum, load(residual + i));
-            store(y + i, sum);
-        }
+    if (row + kLanes <= w.rows) {
+        Floats sum = load(sums);
+        if (out.bias) sum = add(sum, load(out.bias + row));
+        if (residual) sum = add(sum, load(residual));
+        store(y, sum);
         return;
     }
     for (int i = 0; i < w.rows - row; i++) {
@@ -26,6 +23,11 @@ inline void write_group(const Matrix& w, const Output& out, int group, int token
         if (residual) sum += residual[i];
         y[i] = sum;
     }
+}
+
+// The same of a whole group. sums: [16]
+inline void write_group(const Matrix& w, const Output& out, int group, int token, const float* sums) {
+    for (int i = 0; i < kGroupRows; i += kLanes) write_rows(w, out, kGroupRows * group + i, token, sums + i);
 }
 
 }  // namespace pocketllm::POCKETLLM_ISA

@@ -3,10 +3,13 @@
 
 #include <immintrin.h>
 
+#define POCKETLLM_UNROLL _Pragma("GCC unroll 16")
+
 namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 8;
-constexpr int kTile = 4;
+constexpr int kDirectTokens = 4;
+constexpr int kTileVectors = 1, kTileTokens = 4, kTileTokens16 = 4;
 constexpr bool kSignedWide = true;
 
 using Floats = __m256;
@@ -85,18 +88,27 @@ inline Ints code_at(Bytes w) { return _mm256_and_si256(_mm256_srli_epi32(w, 8 * 
 template <int t>
 inline Ints signed_code_at(Bytes w) { return _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * t), 24); }
 
-// acc + w · x over four columns: w unsigned codes of at most 7 bits, or signed bytes (wide). The products of pairs are
-// added in 16 bits, which 127 · 127 · 2 and 128 · 127 · 2 fit into.
-template <bool wide>
-inline Ints dot4(Ints acc, Bytes w, const int8_t* x) {
-    int32_t four_bytes;
-    std::memcpy(&four_bytes, x, 4);
-    const __m256i four = _mm256_set1_epi32(four_bytes);
-    const __m256i pairs = wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w))
-                               : _mm256_maddubs_epi16(w, four);
+// How many steps of codes up to `largest` may be added up in 16 bits.
+constexpr int run_steps(int largest) {
+    const int steps = 32767 / (2 * 127 * largest);
+    return steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
+}
+
+// acc + Σ w[i] · x[4i …] over four columns each: w unsigned codes, or signed bytes (wide)
+template <bool wide, int steps>
+inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
+    __m256i pairs = _mm256_setzero_si256();
+    for (int i = 0; i < steps; i++) {
+        int32_t four_bytes;
+        std::memcpy(&four_bytes, x + 4 * i, 4);
+        const __m256i four = _mm256_set1_epi32(four_bytes);
+        pairs = _mm256_add_epi16(pairs, wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(four, w[i]))
+                                             : _mm256_maddubs_epi16(w[i], four));
+    }
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace pocketllm::POCKETLLM_ISA

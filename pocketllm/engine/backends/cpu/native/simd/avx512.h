@@ -8,14 +8,18 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#define POCKETLLM_UNROLL _Pragma("GCC unroll 16")
+
 namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 16;
-constexpr int kTile = 8;
+constexpr int kDirectTokens = 8;
 #if defined(__AVX512VNNI__)
 constexpr bool kSignedWide = false;
+constexpr int kTileVectors = 2, kTileTokens = 6, kTileTokens16 = 4;
 #else
 constexpr bool kSignedWide = true;
+constexpr int kTileVectors = 2, kTileTokens = 4, kTileTokens16 = 4;
 #endif
 
 using Floats = __m512;
@@ -98,18 +102,30 @@ inline Ints broadcast4(const int8_t* x) {
     return _mm512_set1_epi32(four);
 }
 
-// acc + w · x over four columns: w unsigned codes of at most 7 bits (wide = false), or any that kSignedWide says
-template <bool wide>
-inline Ints dot4(Ints acc, Bytes w, const int8_t* x) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(acc, w, broadcast4(x));
+constexpr int run_steps(int) { return 1; }
 #else
-    Ints four = broadcast4(x);
-    if (wide) {  // |w| · (x with w's sign): the 16-bit sums of two products do not saturate
-        four = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four);
-        w = _mm512_abs_epi8(w);
+// How many steps of codes up to `largest` may be added up in 16 bits.
+constexpr int run_steps(int largest) {
+    const int steps = 32767 / (2 * 127 * largest);
+    return steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
+}
+#endif
+
+// acc + Σ w[i] · x[4i …] over four columns each: w unsigned codes, or wide ones as kSignedWide says
+template <bool wide, int steps>
+inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
+#if defined(__AVX512VNNI__)
+    for (int i = 0; i < steps; i++) acc = _mm512_dpbusd_epi32(acc, w[i], broadcast4(x + 4 * i));
+    return acc;
+#else
+    __m512i pairs = _mm512_setzero_si512();
+    for (int i = 0; i < steps; i++) {
+        Ints four = broadcast4(x + 4 * i);
+        // |w| · (x with w's sign): the 16-bit sums of two products do not saturate
+        if (wide) four = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w[i]), _mm512_setzero_si512(), four);
+        pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(wide ? _mm512_abs_epi8(w[i]) : w[i], four));
     }
-    const __m512i pairs = _mm512_maddubs_epi16(w, four);
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
 }
@@ -121,5 +137,6 @@ template <int t>
 inline Ints signed_code_at(Bytes w) { return _mm512_srai_epi32(t < 3 ? _mm512_slli_epi32(w, 24 - 8 * t) : w, 24); }
 
 inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace pocketllm::POCKETLLM_ISA

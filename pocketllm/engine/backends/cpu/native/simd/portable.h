@@ -1,10 +1,13 @@
 // Plain C++: correct everywhere, and left to the compiler to make vectors of.
 #pragma once
 
+#define POCKETLLM_UNROLL  // vectors are arrays here: nothing stays in registers
+
 namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 16;
-constexpr int kTile = 4;
+constexpr int kDirectTokens = 4;
+constexpr int kTileVectors = 1, kTileTokens = 4, kTileTokens16 = 4;
 constexpr bool kSignedWide = true;
 
 struct Floats { float at[kLanes]; };
@@ -110,14 +113,21 @@ inline Ints code_at(const Bytes& w) { POCKETLLM_EACH(Ints, w.at[4 * i + t]); }
 template <int t>
 inline Ints signed_code_at(const Bytes& w) { POCKETLLM_EACH(Ints, int8_t(w.at[4 * i + t])); }
 
-// acc + w · x over four columns: w codes of at most 7 bits, or signed bytes (wide)
-template <bool wide>
-inline Ints dot4(const Ints& acc, const Bytes& w, const int8_t* x) {
-    POCKETLLM_EACH(Ints, acc.at[i] + int8_t(w.at[4 * i]) * x[0] + int8_t(w.at[4 * i + 1]) * x[1] +
-                             int8_t(w.at[4 * i + 2]) * x[2] + int8_t(w.at[4 * i + 3]) * x[3]);
+constexpr int run_steps(int) { return 1; }
+
+// acc + Σ w[i] · x[4i …] over four columns each: w codes of at most 7 bits, or signed bytes (wide)
+template <bool wide, int steps>
+inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
+    for (int s = 0; s < steps; s++, x += 4) {
+        for (int i = 0; i < kLanes; i++) {
+            for (int t = 0; t < 4; t++) acc.at[i] += int8_t(w[s].at[4 * i + t]) * x[t];
+        }
+    }
+    return acc;
 }
 
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 #undef POCKETLLM_EACH
 

@@ -35,6 +35,7 @@ struct Q5_1 : HalfScaledMin<kQ5_1> {};
 struct Q8_0 : HalfScaled<kQ8_0> {
     static constexpr bool kWide = true;
     static constexpr int kOffset = kSignedWide ? 0 : 128;
+    static constexpr int kLargest = 128;
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
         unpack<8>(p, part, w);
         if (kSignedWide) {
@@ -48,6 +49,7 @@ template <typename Base>
 struct Codebook16 : Base {
     static constexpr bool kWide = true;
     static constexpr int kOffset = kSignedWide ? 0 : 128;
+    static constexpr int kLargest = 128;
     static constexpr uint8_t entry(int value) { return static_cast<uint8_t>(value + kOffset); }
     static constexpr uint8_t kTable[16] = {entry(-127), entry(-104), entry(-83), entry(-65), entry(-49), entry(-35),
                                            entry(-22),  entry(-10),  entry(1),   entry(13),  entry(25),  entry(38),
@@ -65,6 +67,7 @@ inline constexpr uint8_t kE2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14
 template <int32_t id>
 struct FourBitFloat : Weights<id> {
     static constexpr int kOffset = 16;
+    static constexpr int kLargest = 28;
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) { look_up_codes<4>(p, part, kE2M1, w); }
 };
 

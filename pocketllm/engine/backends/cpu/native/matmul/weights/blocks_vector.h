@@ -15,6 +15,7 @@ inline constexpr uint8_t kIQ3STable[16] = {64 + 1, 64 + 3, 64 + 5, 64 + 7, 64 + 
 template <int32_t id, const uint8_t* table>
 struct SignedPoints : Weights<id> {
     static constexpr int kOffset = 64;
+    static constexpr int kLargest = 64 + 62;
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
         look_up_codes<SignedPoints::kLayout.bits>(p, part, table, w);
     }
@@ -57,6 +58,7 @@ struct IQ3_S : SignedPoints<kIQ3_S, kIQ3STable> {
 template <int32_t id>
 struct Eighths : Weights<id> {
     static constexpr int kOffset = 16;
+    static constexpr int kLargest = 16 + 9;
     static constexpr uint8_t kTable[16] = {16 - 8 + 1, 16 + 1, 16 + 8 + 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     // Takes 2 from the four bytes of rows whose bit 0 in `negative` is set.
     static Bytes shifted(Bytes w, Ints negative) {
@@ -107,6 +109,7 @@ struct PTQ1_0 : OneScale<kPTQ1_0> {
 };
 
 struct Q1_0 : OneScale<kQ1_0> {
+    static constexpr int kLargest = 2;
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
         unpack<1>(p, part, w);
         for (Bytes& step : w) step = add_bytes(step, step);  // 0 or 2

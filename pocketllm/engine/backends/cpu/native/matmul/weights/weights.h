@@ -23,6 +23,7 @@ struct Weights {
     static constexpr bool kMin = false;
     static constexpr bool kWide = false;  // codes of 8 bits: signed where the instruction set wants it (kSignedWide)
     static constexpr int kOffset = 0;     // a power of two, or 0
+    static constexpr int kLargest = (1 << kLayout.bits) - 1;  // code; 128 of signed bytes
 
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) { unpack<kLayout.bits>(p, part, w); }
     // The value as the file's decoder rounds it, before m; q is code - kOffset.

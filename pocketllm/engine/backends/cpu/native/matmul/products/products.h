@@ -1,0 +1,15 @@
+// Which function multiplies a format's matrices: a file for each of layouts/blocks_*.h, so that they compile side by side.
+#pragma once
+
+#include "kernels.h"
+
+namespace pocketllm::POCKETLLM_ISA {
+
+using Product = void (*)(const Matrix&, const uint8_t* x, int tokens, int first_group, int last_group, const Output&);
+
+// Null for a format of another file.
+Product product_of_blocks_32(int32_t format);
+Product product_of_blocks_k(int32_t format);
+Product product_of_blocks_vector(int32_t format);
+
+}  // namespace pocketllm::POCKETLLM_ISA
