@@ -1,6 +1,7 @@
 """Compare with outside implementations and keep what came out as run records of kind `parity`.
 
     python -m tests.parity.record tiny                   # committed tiny checkpoints of every family, a record each
+    python -m tests.parity.record tiny --backend cpu     # … over another backend than the reference
     python -m tests.parity.record quants                 # a tiny checkpoint of every quant type, a record each
     python -m tests.parity.record smollm2-135m           # a model of the catalog against transformers
     python -m tests.parity.record smollm2-135m --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
@@ -15,6 +16,7 @@ a passing record to records/parity/, where it is reviewed and committed.
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.backends.api.backend import Backend
+from pocketllm.engine.backends.api.capability import BackendOptions
+from pocketllm.engine.backends.select import select_backend
+from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.catalog import resolve_model
+from pocketllm.engine.weights.checkpoint import open_checkpoint
 from tests.parity.compare import Difference, compare, ids_sha256, in_pieces, log_softmax
 from tests.parity.drive import Driver, Step, chunks
 from tests.parity.random_blocks import STORED
@@ -48,24 +55,59 @@ TINY = (
 )
 MADE = ("smollm3",)
 MODELS = ("smollm2-135m", "gemma3-270m")
-TINY_TOLERANCE = 1e-9
 NLL_TOLERANCE = 0.005
 """Relative."""
 TINY_ORACLE_VERSION = "5.24.0"
 """The transformers that made the committed logits."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What rounding may cost: NMSE of a tiny checkpoint's logits; mean KL and equal likeliest tokens on a real text."""
+
+    nmse: float
+    kl: float
+    top1: float
+
+
+LIMITS = {"float32": Limits(1e-9, 1e-5, 0.995), "float16": Limits(1e-4, 1e-3, 0.98), "int8": Limits(3e-3, 1e-2, 0.98)}
+"""By the narrowest of what rows and cached values are rounded to."""
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A backend that is compared, and where its records go."""
+
+    backend: Backend
+    directory: Path | None
+    keep: bool
+
+    @property
+    def limits(self) -> Limits:
+        used = {self.backend.capability.activation_dtype, self.backend.capability.kv_dtype}
+        return LIMITS["int8" if "int8" in used else "float32" if used == {"float32"} else "float16"]
+
+    def runs(self, path: Path) -> bool:
+        """Whether the backend has the operations of a checkpoint's family; says so where it has not."""
+        with open_checkpoint(path) as checkpoint:
+            lacking = find_family(checkpoint.architecture).capability.required_ops - self.backend.capability.ops
+        if lacking:
+            print(f"none {path.name}: backend {self.backend.capability.name} has no {', '.join(sorted(lacking))}")
+        return not lacking
+
+
 WAYS: Mapping[str, int] = {"one batch": 1 << 30, "chunks of 7": 7, "token by token": 1}
 
 
 # -- what is compared ------------------------------------------------------------------------------------------------
-def tiny_rows(name: str) -> Iterator[dict[str, Any]]:
+def tiny_rows(to: Recorder, name: str) -> Iterator[dict[str, Any]]:
     """One tiny checkpoint against the committed logits of transformers, in four ways of feeding it."""
     expected = np.load(ORACLES / f"{name}.npz")
-    yield from rows_in_all_ways(
-        ORACLES / f"{name}.gguf", expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION
-    )
+    path = ORACLES / f"{name}.gguf"
+    yield from rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
 
 
-def quant_rows(path: Path, quant_type: str) -> Iterator[dict[str, Any]]:
+def quant_rows(to: Recorder, path: Path, quant_type: str) -> Iterator[dict[str, Any]]:
     """A tiny checkpoint of one quant type, written to path, against transformers on weights decoded by others."""
     from tests.parity.random_blocks import write_packed, write_twin
     from tests.parity.transformers_oracle import load_llama, logits
@@ -73,30 +115,30 @@ def quant_rows(path: Path, quant_type: str) -> Iterator[dict[str, Any]]:
     ids = np.random.RandomState(9).randint(0, 512, 48).astype(np.int64)
     oracle = logits(load_llama(write_twin(path.with_suffix(".twin"), quant_type, seed=9)), ids)
     write_packed(path, quant_type, seed=9)
-    yield from rows_in_all_ways(path, ids, oracle, version("transformers"))
+    yield from rows_in_all_ways(to, path, ids, oracle, version("transformers"))
 
 
 def rows_in_all_ways(
-    path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], release: str
+    to: Recorder, path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], release: str
 ) -> Iterator[dict[str, Any]]:
     """A row for each way of feeding the same tokens."""
-    driver = Driver(path)
-    family = driver.checkpoint.architecture
+    driver = Driver(path, ops=to.backend.ops)
+    family, nmse = driver.checkpoint.architecture, to.limits.nmse
     for way, size in WAYS.items():
         driver.reset()
         [got] = driver.run([ids.tolist()], chunks(len(ids), size))
-        yield tiny_row(family, ids, way, release, compare([(got, oracle)]))
+        yield tiny_row(family, ids, way, release, compare([(got, oracle)]), nmse)
     driver.reset()
     lengths = [len(ids), 23, 11, 4, 1]
     steps: list[Step] = [[(s, -(-n // 2)) for s, n in enumerate(lengths)]]
     steps.append([(s, n // 2) for s, n in enumerate(lengths) if n > 1])
     got_all = driver.run([ids[:n].tolist() for n in lengths], steps)
     pairs = [(got, oracle[:n]) for got, n in zip(got_all, lengths, strict=True)]
-    yield tiny_row(family, ids, "ragged batch of 5 sequences", release, compare(pairs))
+    yield tiny_row(family, ids, "ragged batch of 5 sequences", release, compare(pairs), nmse)
 
 
 def tiny_row(
-    family: str, ids: npt.NDArray[np.integer], way: str, release: str, difference: Difference
+    family: str, ids: npt.NDArray[np.integer], way: str, release: str, difference: Difference, nmse: float
 ) -> dict[str, Any]:
     """A row that is held to NMSE."""
     return {
@@ -105,14 +147,14 @@ def tiny_row(
         "oracle_version": release,
         "inputs_sha256": ids_sha256(ids),
         **difference.figures(),
-        "tolerance": TINY_TOLERANCE,
-        "passed": difference.nmse <= TINY_TOLERANCE,
+        "tolerance": nmse,
+        "passed": difference.nmse <= nmse,
         "detail": f"{way}; tolerance is of nmse",
     }
 
 
 def against_transformers(
-    name: str, path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]
+    limits: Limits, name: str, path: Path, ids: npt.NDArray[np.int64], ours: npt.NDArray[np.float32]
 ) -> dict[str, Any]:
     """Teacher-forced positions against transformers in float32 on the weights that gguf-py decodes."""
     from tests.parity.transformers_families import load_model
@@ -122,7 +164,7 @@ def against_transformers(
     difference = compare(in_pieces(ours, theirs))
     own_nll, their_nll = nll(ours, ids), nll(theirs, ids)
     detail = f"weights decoded by gguf-py; mean NLL of the text {own_nll:.6f}, the oracle's {their_nll:.6f}"
-    row = real_row(name, "transformers", version("transformers"), ids, difference, 1e-5, 0.995, detail)
+    row = real_row(name, "transformers", version("transformers"), ids, difference, limits.kl, limits.top1, detail)
     return {**row, "passed": row["passed"] and abs(own_nll / their_nll - 1) <= NLL_TOLERANCE}
 
 
@@ -196,21 +238,19 @@ def real_row(
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
-def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | None, keep: bool) -> bool:
+def write_record(to: Recorder, path: Path, rows: Iterator[dict[str, Any]]) -> bool:
     """Append each row as it comes, finish, and say what came out; True when all rows are inside tolerance."""
-    from pocketllm.engine.backends.select import select_backend
-    from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.evidence import store
     from pocketllm.evidence.device_class import device_class
     from pocketllm.golden.subject import model_document
 
     with open_checkpoint(path) as checkpoint:
         model = model_document(checkpoint)
-    capability = select_backend("reference").capability
+    capability = to.backend.capability
     plan = {"backend": capability.name, "device": capability.device, "numerics_version": capability.numerics_version}
     document = {"device_class": device_class(plan), "model": model, "plan": plan}
     passed = True
-    with store.RecordWriter("parity", document, store.record_dir(directory)) as writer:
+    with store.RecordWriter("parity", document, store.record_dir(to.directory)) as writer:
         for row in rows:
             writer.append(row)
             passed &= bool(row["passed"])
@@ -220,13 +260,13 @@ def write_record(path: Path, rows: Iterator[dict[str, Any]], directory: Path | N
                 f"nmse={row['nmse']:.2e} max={row['max_error']:.2e} top1={row['top1']:.4f} kl={row['kl']:.2e}"
             )
         record = writer.finish()
-    if keep and passed:
+    if to.keep and passed:
         record = store.keep(record)
     print(f"record: {record}", file=sys.stderr)
     return passed
 
 
-def record_spec(name: str, directory: Path | None, keep: bool) -> bool:
+def record_spec(to: Recorder, name: str) -> bool:
     """A record of a tiny checkpoint that is not committed but made again from its seed."""
     from tests.parity.tiny_families import write_family
     from tests.parity.transformers_families import SPECS
@@ -234,16 +274,16 @@ def record_spec(name: str, directory: Path | None, keep: bool) -> bool:
     expected = np.load(ORACLES / f"{name}.npz")
     with TemporaryDirectory() as work:
         path = write_family(Path(work) / f"{name}.gguf", SPECS[name])
-        rows = rows_in_all_ways(path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
-        return write_record(path, rows, directory, keep)
+        rows = rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
+        return write_record(to, path, rows)
 
 
-def record_quant_type(quant_type: str, directory: Path | None, keep: bool) -> bool:
+def record_quant_type(to: Recorder, quant_type: str) -> bool:
     """Make a checkpoint of this type, and a record of it."""
     with TemporaryDirectory() as work:
         path = Path(work) / f"random_{quant_type}.gguf"
-        rows = list(quant_rows(path, quant_type))  # the file must be there before the record describes it
-        return write_record(path, iter(rows), directory, keep)
+        rows = list(quant_rows(to, path, quant_type))  # the file must be there before the record describes it
+        return write_record(to, path, iter(rows))
 
 
 def nll(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> float:
@@ -255,16 +295,16 @@ def nll(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> float:
     return total / (len(ids) - 1)
 
 
-def model_rows(name: str, path: Path, server: str | None, note: str) -> Iterator[dict[str, Any]]:
+def model_rows(to: Recorder, name: str, path: Path, server: str | None, note: str) -> Iterator[dict[str, Any]]:
     """A real model on real text: one forward of ours, compared with each oracle."""
     from pocketllm.engine.text.tokenizer import Tokenizer
 
-    driver = Driver(path, threads=None)
+    driver = Driver(path, ops=to.backend.ops)
     tokenizer = Tokenizer.from_metadata(driver.checkpoint.metadata)
     ids = np.array(tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:POSITIONS], np.int64)
     assert len(ids) == POSITIONS, len(ids)
     [ours] = driver.run([ids.tolist()], chunks(len(ids), 256))
-    yield against_transformers(name, path, ids, ours)
+    yield against_transformers(to.limits, name, path, ids, ours)
     if server:
         yield against_llama_cpp(name, server, note, ids, ours)
 
@@ -275,20 +315,26 @@ def main() -> int:
     parser.add_argument("subject", choices=["tiny", "quants", *MODELS])
     parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
     parser.add_argument("--llama-server-note", default="", metavar="TEXT", help="how that server was started")
+    parser.add_argument("--backend", default="reference", help="what is compared (default: reference)")
+    parser.add_argument("--activation-dtype", help="as the engine's option of that name")
+    parser.add_argument("--kv-dtype", help="as the engine's option of that name")
     parser.add_argument("--record-dir", type=Path)
     parser.add_argument("--keep", action="store_true", help="copy passing records to records/parity/")
     arguments = parser.parse_args()
-    directory, keep = arguments.record_dir, arguments.keep
+    options = BackendOptions(activation_dtype=arguments.activation_dtype, kv_dtype=arguments.kv_dtype)
+    to = Recorder(select_backend(arguments.backend, options), arguments.record_dir, arguments.keep)
     match arguments.subject:
         case "tiny":
-            results = [write_record(ORACLES / f"{name}.gguf", tiny_rows(name), directory, keep) for name in TINY]
-            results += [record_spec(name, directory, keep) for name in MADE]
+            paths = {name: ORACLES / f"{name}.gguf" for name in TINY}
+            results = [write_record(to, path, tiny_rows(to, name)) for name, path in paths.items() if to.runs(path)]
+            results += [record_spec(to, name) for name in MADE]
         case "quants":
-            results = [record_quant_type(quant_type, directory, keep) for quant_type in sorted(STORED)]
+            quant_types = sorted(STORED & to.backend.capability.quant_types)
+            results = [record_quant_type(to, quant_type) for quant_type in quant_types]
         case name:
             path = resolve_model(name, lambda line: print(line, file=sys.stderr))
-            rows = model_rows(name, path, arguments.llama_server, arguments.llama_server_note)
-            results = [write_record(path, rows, directory, keep)]
+            rows = model_rows(to, name, path, arguments.llama_server, arguments.llama_server_note)
+            results = [write_record(to, path, rows)]
     return 0 if all(results) else 1
 
 
