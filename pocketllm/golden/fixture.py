@@ -84,8 +84,8 @@ class HardKey:
 
     @property
     def label(self) -> str:
-        """The part that names the answer's file."""
-        return f"{self.device_kind}-{self.backend}"
+        """The part that names the answer's file: the device, and the backend where it is not the device's own."""
+        return self.device_kind if self.backend == self.device_kind else f"{self.device_kind}-{self.backend}"
 
     def differences(self, other: "HardKey") -> tuple[str, ...]:
         """One clause a field in which `other` (the engine at hand) differs from this recorded key."""

@@ -177,7 +177,7 @@ def test_a_quant_type_that_cannot_be_decoded_names_a_tensor(
     struct.pack_into("<I", data, at + 4 + 8 * num_dims, type_id)
     path = tmp_path / "odd.gguf"
     path.write_bytes(data)
-    message = refusal(generate("--model", str(path), "hello"))
+    message = refusal(generate("--model", str(path), "--backend", "reference", "hello"))
 
     assert part in message
     assert "blk.0.attn_q.weight" in message

@@ -10,7 +10,7 @@ from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.errors import OptionError, UnsupportedFeatureError
 
 NAME = "cpu"
-RANK = -1
+RANK = 10
 ISA_VARIABLE = "POCKETLLM_CPU_ISA"
 """Names a lower instruction set than the best, to compare them."""
 ACTIVATION_DTYPE = "int8"

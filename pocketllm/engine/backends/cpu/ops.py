@@ -48,8 +48,9 @@ NUMERICS = 1
 
 
 def numerics_version(isa: str, activation_dtype: str, kv_dtype: str) -> str:
-    """Names everything that decides which bits come out."""
-    return f"cpu-{NUMERICS}-{isa}-{activation_dtype}-{kv_dtype}"
+    """Names everything that decides which bits come out: instruction sets with fused multiply-add agree on them."""
+    arithmetic = "unfused" if isa == "portable" else "fused"
+    return f"cpu-{NUMERICS}-{arithmetic}-{activation_dtype}-{kv_dtype}"
 
 
 class Matrix(Native):

@@ -1,0 +1,57 @@
+"""From the start of a process to its first token on the native backend: no torch, little time, little memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native import needs_native
+
+pytestmark = [pytest.mark.model, needs_native]
+
+HEAVY = ("torch", "transformers", "pandas", "scipy", "pyarrow")
+FIRST_TOKEN = f"""
+import json, sys, time
+from pocketllm.cli.main import app
+try:
+    app(["generate", "--model", sys.argv[1], "--backend", "cpu", "-n", "1", "--json", "hello"], standalone_mode=False)
+except SystemExit as end:
+    assert not end.code, end.code
+usage = dict(line.split(":", 1) for line in open("/proc/self/status")) if sys.platform == "linux" else {{}}
+print(json.dumps({{
+    "heavy": [name for name in {HEAVY} if name in sys.modules],
+    "cpu_s": time.process_time(),
+    "peak_bytes": int(usage["VmHWM"].split()[0]) << 10 if usage else None,
+}}), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def start(smollm2: Path) -> dict[str, Any]:
+    """What a process cost that loaded the default model and wrote one token; the page cache is warm by then."""
+    command = [sys.executable, "-c", FIRST_TOKEN, str(smollm2)]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
+    costs = [json.loads(run.stderr.splitlines()[-1]) for run in runs]
+    return {**min(costs, key=lambda cost: cost["cpu_s"]), "plan": json.loads(runs[0].stdout)["plan"]}
+
+
+def test_the_first_token_comes_without_torch_or_anything_else_that_is_heavy(start: dict[str, Any]) -> None:
+    assert start["heavy"] == []
+
+
+def test_the_first_token_takes_no_more_than_two_seconds_of_processor_time(start: dict[str, Any]) -> None:
+    # not of the clock: that would judge whatever else the machine does; the path is mostly one thread's
+    assert start["cpu_s"] <= 2.0
+
+
+def test_the_peak_of_memory_is_the_packed_weights_the_cache_and_a_quarter_gibibyte(
+    start: dict[str, Any], smollm2: Path
+) -> None:
+    if start["peak_bytes"] is None:
+        pytest.skip("no-proc: peak memory cannot be read here")
+    cache = 512 * start["plan"]["kv_bytes_per_token"]  # pages that were written, and more
+
+    assert start["peak_bytes"] <= 1.15 * smollm2.stat().st_size + cache + (250 << 20)
