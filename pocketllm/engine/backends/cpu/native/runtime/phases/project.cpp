@@ -68,18 +68,19 @@ class MultiplyPhase : public Phase {
 
     int num_chunks(const Step& step, int threads) const override {
         if (step.rows(way_.rows) == 0) return 0;
-        if (threads == 1) return 1;
-        const int64_t worth = std::max<int64_t>(threads, total_bytes_ / kChunkBytes);
-        return int(std::min<int64_t>({worth, threads * kChunksPerThread * 2, total_groups_}));
+        if (threads == 1 || total_groups_ < 2 * threads) return int(std::min<int64_t>(threads, total_groups_));
+        if (step.rows(way_.rows) > rows_at_once()) {
+            const int64_t worth = std::max<int64_t>(threads * kSmallChunks, total_bytes_ / kCacheBytes + 1);
+            return int(std::min<int64_t>({worth, total_groups_, kMaxChunks}));
+        }
+        return threads * (1 + kSmallChunks);
     }
 
     void run(const Run& run, int chunk, int num_chunks) const override {
-        const int rows = run.step.rows(way_.rows);
-        const int at_once = std::max(kTile, int(kCacheBytes / way_.row_bytes()) / kTile * kTile);
-        for (int row = 0; row < rows; row += at_once) {
-            multiply(run, begin_of(total_bytes_, chunk, num_chunks), begin_of(total_bytes_, chunk + 1, num_chunks), row,
-                     std::min(at_once, rows - row));
-        }
+        const int rows = run.step.rows(way_.rows), at_once = rows_at_once();
+        const int64_t first = begin_of_chunk(rows, chunk, num_chunks, run.threads);
+        const int64_t last = begin_of_chunk(rows, chunk + 1, num_chunks, run.threads);
+        for (int row = 0; row < rows; row += at_once) multiply(run, first, last, row, std::min(at_once, rows - row));
     }
 
     double bytes(const Step& step) const override { return step.rows(way_.rows) ? double(total_bytes_) : 0; }
@@ -90,9 +91,20 @@ class MultiplyPhase : public Phase {
     }
 
   private:
-    static constexpr int64_t kChunkBytes = 32 << 10;  // less is not worth a handshake
-    static constexpr size_t kCacheBytes = 384 << 10;  // of rows that are multiplied at once: they stay in the L2 cache
+    static constexpr int kSmallChunks = 4;            // for each thread
+    static constexpr int64_t kCacheBytes = 384 << 10;  // what stays in a core's L2 cache: of rows, and of a matrix
     static constexpr int kTile = 16;
+
+    int rows_at_once() const { return std::max(kTile, int(kCacheBytes / int64_t(way_.row_bytes())) / kTile * kTile); }
+
+    // Few rows: a large chunk for each thread, which streams through memory, and then small ones, which even out who is
+    // late. Many rows, which are multiplied some at a time: even chunks, that stay in a cache meanwhile.
+    int64_t begin_of_chunk(int rows, int chunk, int num_chunks, int threads) const {
+        if (rows > rows_at_once() || num_chunks <= threads) return begin_of(total_bytes_, chunk, num_chunks);
+        const int64_t large = total_bytes_ / 4 * 3;
+        if (chunk <= threads) return begin_of(large, chunk, threads);
+        return large + begin_of(total_bytes_ - large, chunk - threads, num_chunks - threads);
+    }
 
     static int groups_of(const ProjectionPlan& projection) { return (projection.weight->rows + kGroupRows - 1) / kGroupRows; }
 
