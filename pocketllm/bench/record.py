@@ -11,6 +11,7 @@ from pocketllm.bench.analysis.contrasts import Analysis, Question, Result
 from pocketllm.bench.analysis.rules import RULES_VERSION, rules_sha256
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Arm, claim
+from pocketllm.bench.latency import metric_of
 from pocketllm.bench.scenarios.contract import Point, Scenario
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
@@ -170,7 +171,7 @@ def result_entry(question: Question, result: Result) -> dict[str, Any]:
         "metric": result.metric,
         "arm": result.arm,
         "role": result.role.value,
-        "unit": "s/token",
+        "unit": metric_of(result.metric).unit,
         "n": fit.n,
         "n_unit": fit.unit,
         "ratio": math.exp(float(fit.estimate)),

@@ -128,7 +128,7 @@ def test_every_word_has_a_sentence(document: Mapping[str, Any], word: Word) -> N
     result = next(r for r in changed["results"] if r["verdict"])
     result["verdict"] = word.value
 
-    assert report.sentences(changed)[0].endswith(".")
+    assert words.sentences(changed)[0].endswith(".")
 
 
 def test_a_noisy_machine_is_told_plainly(document: Mapping[str, Any]) -> None:
@@ -137,10 +137,25 @@ def test_a_noisy_machine_is_told_plainly(document: Mapping[str, Any]) -> None:
     result.update(verdict=Word.NOT_DISTINGUISHABLE.value, mde=0.08, blocks_to_resolve=96)
 
     assert "the machine was too noisy in this run to judge a change of 1.0 %; about 96 blocks would" in " ".join(
-        report.sentences(changed)
+        words.sentences(changed)
     )
     result.update(blocks_to_resolve=None, starts_to_resolve=14)
-    assert "about 14 starts would" in " ".join(report.sentences(changed))
+    assert "about 14 starts would" in " ".join(words.sentences(changed))
+
+
+def test_starts_are_named_where_they_are_the_sample(document: Mapping[str, Any]) -> None:
+    changed = copy.deepcopy(dict(document))
+    changed["isolation"] = "process"
+    result = next(r for r in changed["results"] if r["verdict"])
+    result.update(n=5, n_unit="start", starts_to_resolve=9, blocks_to_resolve=None, mde=0.08)
+    result.update(verdict=Word.NOT_DISTINGUISHABLE.value, floor_source="90th percentile of 12 past null arms")
+
+    text = words.sentences(changed)[0]
+
+    assert "12 blocks, 5 starts; null" in text
+    assert "(started separately; floor " in text
+    assert ", 90th percentile of 12 past null arms)" in text
+    assert "about 9 starts would" in text
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.5, 0.999, 1.0, 1.3, 14.2, 900.0])

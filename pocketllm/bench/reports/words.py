@@ -13,6 +13,8 @@ NULL_COPIES = {
     "attach": "the same endpoint relabelled",
     "process": "started separately",
 }
+THIS_RUN = "this run's null arm"
+"""What a record calls the floor's source when it is no history."""
 Document = Mapping[str, Any]
 
 
@@ -151,17 +153,22 @@ def point_words(document: Document, metric: str) -> str:
 
 def sample_words(document: Document, result: Document) -> str:
     """What the interval is made of."""
-    starts, blocks = document.get("starts") or 1, document.get("valid_blocks", result["n"])
-    if document.get("isolation") != "process" or starts < 2:
-        return f"{blocks} blocks"
-    return f"{blocks} blocks, {starts} starts"
+    blocks = f"{document.get('valid_blocks', result['n'])} blocks"
+    return f"{blocks}, {result['n']} starts" if result.get("n_unit") == "start" else blocks
 
 
 def null_words(document: Document, result: Document) -> str:
     """What A against A showed, and what the null arm was."""
     null = next(r for r in document["results"] if r["role"] == Role.NULL.value and r["metric"] == result["metric"])
     copy = NULL_COPIES.get(document.get("isolation", ""), "the baseline again")
-    return f"null {percent(null['ratio'] - 1, sign='+')} ({copy}; floor {percent(result['floor'])})"
+    return f"null {percent(null['ratio'] - 1, sign='+')} ({copy}; {floor_words(result)})"
+
+
+def floor_words(result: Document) -> str:
+    """The noise floor, and where it comes from when that is not this run."""
+    source = result.get("floor_source")
+    told = "" if source in (None, THIS_RUN) else f", {source}"
+    return f"floor {percent(result['floor'])}{told}"
 
 
 def power_words(result: Document) -> str:
