@@ -120,8 +120,9 @@ def test_a_against_a_excludes_0_in_4_to_6_runs_of_100_and_is_called_different_in
 
 
 def test_starts_that_do_not_differ_cost_power_and_no_false_calls() -> None:
-    simulation = Simulation(sd=0.004, blocks=30, starts=5)
+    simulation = Simulation(sd=0.004, blocks=60, starts=10)
 
+    # the error of the order effects is common to all starts: left out, 0 would be excluded in 8 runs of 100
     assert 1 - covers(simulation.fit("candidate")[1], 0.0) <= 0.06
     assert not {Word.FASTER, Word.SLOWER} & set(words_of(simulation, "candidate", limit=300))
 

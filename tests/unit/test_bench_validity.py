@@ -151,7 +151,8 @@ CASES = [
     Case(
         *("V08", "block", 1.0),
         on={"spoil": lambda slot, item: replace(item, throttle_mask=0x40 * (slot.arm == "b" and slot.block == 5))},
-        off={"spoil": lambda slot, item: replace(item, throttle_mask=0x40 if slot.block == 5 else 0x1)},
+        # all alike, or idle in one arm, which is no throttling
+        off={"spoil": lambda slot, item: replace(item, throttle_mask=0x40 * (slot.block == 5) + (slot.arm == "b"))},
     ),
     Case(
         *("V09", "block", 0.033),
