@@ -51,6 +51,7 @@ docs: setup-test
 	$(BIN)/python -m tests.docs.cli_pages docs/cli.md
 	$(BIN)/pocketllm models docs
 	$(BIN)/python -m tests.docs.picture docs/pictures/demo.svg
+	$(BIN)/python -m tests.docs.example_page docs/examples/bench-report.html
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

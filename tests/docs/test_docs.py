@@ -11,6 +11,7 @@ import typer
 
 from pocketllm.cli.main import app
 from tests.docs.cli_pages import cli_page
+from tests.docs.example_page import EXAMPLE, example_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,6 +55,10 @@ def test_the_examples_in_a_module_are_true(module: str) -> None:
 
 def test_the_command_page_is_what_the_commands_say() -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == cli_page(), "run `make docs`"
+
+
+def test_the_example_of_a_report_is_what_the_report_is() -> None:
+    assert EXAMPLE.read_text(encoding="utf-8") == example_page(), "run `make docs`"
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines(), ids=lambda value: getattr(value, "name", value))
