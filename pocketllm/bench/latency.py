@@ -79,6 +79,11 @@ class Timing:
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
+def late_s(request: Timed) -> float:
+    """Scheduled → sent: how long the client itself held a request back."""
+    return seconds(request.t_sched_ns, request.t_send_ns)
+
+
 def ttft_s(request: Timed) -> float | None:
     """Send → first chunk with content, queueing included; None where nothing came."""
     return seconds(request.t_send_ns, request.chunk_t_ns[0]) if request.chunk_t_ns else None

@@ -273,6 +273,17 @@ def test_quantiles_are_of_slots_and_never_pooled() -> None:
     assert (p90.value, p90.refusal) == (None, "n/a (2 < 29)")
 
 
+def test_requests_that_the_client_sent_late_are_shown_where_they_had_a_schedule() -> None:
+    series = one_request([100, 200], [1, 1])
+    late = {**series.rows[0], "t_sched_ns": -30_000_000}
+    workload = {"points": [{"n_prompt": 50, "n_out": 2, "arrivals": "poisson", "num_requests": 1, "rate_per_s": 2.0}]}
+    document = {**series.document, "workload": workload}
+
+    assert re.search(r"^sent late +a +30\.0 ", render(document, plain, [late]), re.MULTILINE)
+    assert "sent late" in render_page(document, [late])
+    assert "sent late" not in render(series.document, plain, [late])
+
+
 # -- drawings ----------------------------------------------------------------------------------------------------------
 @given(st.floats(-3, 3), st.floats(0, 1), st.floats(0, 1), st.floats(0.001, 0.5))
 def test_a_bar_s_parts_stand_in_order_inside_the_drawing(log: float, below: float, above: float, margin: float) -> None:

@@ -209,7 +209,15 @@ class Series:
         """The words worth a line: one token has nothing after it, and with many points the main two do."""
         if all(request.n_out <= 1 for requests in self.slots.values() for request in requests):
             return ("ttft",)
+        if self.has_schedule:
+            return (*LATENCIES, "late")
         return ("ttft", "tpot") if len(self.points) > 1 else LATENCIES
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether requests were to be sent at times set beforehand."""
+        points = self.document.get("workload", {}).get("points") or []
+        return any(point.get("arrivals", "closed") != "closed" for point in points)
 
     def quantiles(self, word: str, point: str, arm: str) -> list[Quantile]:
         """QUANTILES of a latency word: computed in each slot, then the median over slots; never pooled."""
@@ -251,6 +259,8 @@ class Series:
 def word_values(word: str, requests: Iterable[Timing]) -> list[float]:
     """A latency word of every request that has it; chunk gaps are those of all requests together."""
     good = [request for request in requests if request.error is None]
+    if word == "late":
+        return [latency.late_s(request) for request in good]
     if word == "itl":
         return [gap for request in good for gap in latency.gaps_s(request)]
     return [value for request in good if (value := latency.WORDS[word](request)) is not None]

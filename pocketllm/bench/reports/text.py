@@ -240,6 +240,8 @@ def latency_row(series: Series, word: str, point: str, arm: str) -> str:
 
 def word_title(series: Series, word: str) -> str:
     """ITL only where every chunk holds one token."""
+    if word == "late":
+        return "sent late"
     requests = [request for some in series.slots.values() for request in some]
     return "chunk gap" if word == "itl" and not is_token_by_token(requests) else word.upper()
 
