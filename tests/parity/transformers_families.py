@@ -64,6 +64,11 @@ SPECS: Mapping[str, TinyFamily] = {
         },
         tied=False,
     ),
+    "qwen3moe_three_of_five": TinyFamily(
+        "qwen3moe",
+        29,
+        {"expert_count": 5, "expert_used_count": 3, "expert_feed_forward_length": 24, "expert_weights_norm": False},
+    ),
     "smollm3": TinyFamily("smollm3", 28, {"block_count": 5}),
     "olmo2_one_key_head": TinyFamily("olmo2", 27, {"attention.head_count_kv": 1, "rope.freq_base": 5e5}),
 }
@@ -73,6 +78,7 @@ CLASSES = {
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen3moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
@@ -89,6 +95,8 @@ NAMES = {
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "mlp.gate",
 }
 SIZE_OF_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -113,6 +121,11 @@ def load_model(path: Path) -> Any:
         if architecture == "smollm3" and name.startswith("blk."):
             values = in_transformers_order(name, values, config.num_attention_heads, config.num_key_value_heads)
         state[hf_name(architecture, name)] = torch.from_numpy(np.array(values))
+    for layer in range(config.num_hidden_layers if architecture == "qwen3moe" else 0):
+        block = f"model.layers.{layer}.mlp.experts."
+        opened = [state.pop(f"{block}{part}.weight") for part in ("gate_proj", "up_proj")]
+        state[f"{block}gate_up_proj"] = torch.cat(opened, dim=1)
+        state[f"{block}down_proj"] = state.pop(f"{block}down_proj.weight")
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model.load_state_dict(state, strict=False, assign=True)
     assert {name for name, _ in model.named_parameters()} <= set(state)
@@ -145,6 +158,13 @@ def arguments(architecture: str, contents: GGUFContents) -> dict[str, Any]:
         "pad_token_id": 0,
         "attn_implementation": "eager",
     }
+    if architecture == "qwen3moe":
+        return found | {
+            "num_experts": key("expert_count"),
+            "num_experts_per_tok": key("expert_used_count"),
+            "moe_intermediate_size": key("expert_feed_forward_length"),
+            "norm_topk_prob": key("expert_weights_norm", True),
+        }
     if not architecture.startswith("gemma"):
         return found
     period = 2 if architecture == "gemma2" else 6
