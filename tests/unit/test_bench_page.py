@@ -412,7 +412,7 @@ def test_a_record_that_is_no_benchmark_is_named(record: Record) -> None:
     answer = invoke(str(golden))
 
     assert answer.exit_code == 2
-    assert "is a golden record; `pocketllm records show` prints it" in answer.stderr
+    assert "is of kind golden, not bench; `pocketllm records show` prints it" in answer.stderr
 
 
 def test_a_timing_read_back_is_the_one_that_was_kept(record: Record) -> None:

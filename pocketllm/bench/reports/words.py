@@ -29,7 +29,7 @@ def load_words(document: Document) -> str:
     if document.get("meter") is not None and work.get("about"):
         return str(work["about"])
     points = work.get("points") or ([work] if "n_prompt" in work else [])
-    if not points:
+    if not points or not all({"n_prompt", "n_out"} <= point.keys() for point in points):
         return "lengths not recorded"
     lengths = [listed(point[name] for point in points) for name in ("n_prompt", "n_out")]
     return f"{lengths[0]} tokens in, {lengths[1]} out, {arrival_words(points)}"

@@ -67,7 +67,7 @@ def bench_record(name: str, record_dir: Path | None) -> "Record":
 
     found = read_record(name, search_dirs(record_dir))
     if found.kind != "bench":
-        raise OptionError(f"{found.run_id} is a {found.kind} record; `pocketllm records show` prints it")
+        raise OptionError(f"{found.run_id} is of kind {found.kind}, not bench; `pocketllm records show` prints it")
     return found
 
 
