@@ -200,7 +200,7 @@ def test_operations_are_held_against_the_ceilings_of_the_same_run(record: Record
 
     text = render(document, plain, calls)
 
-    assert "ceilings: 40.0 GB/s read, 90.0 GFLOP/s float32" in text
+    assert "ceilings: 40.0 GB/s read, 90.0 GFLOP/s float32; rates: ours" in text
     assert re.search(r"^add ×1 +1\.00 +1\.00 +20\.0 +50%$", text, re.MULTILINE)
     assert "50%" in render_page(document, calls)
 

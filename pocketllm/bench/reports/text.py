@@ -254,7 +254,8 @@ def operations(series: Series, paint: Paint) -> str:
     lines = []
     if ceilings:
         lines.append(
-            f"ceilings: {figure(ceilings['read_gbs'])} GB/s read, {figure(ceilings['matmul_gflops'])} GFLOP/s float32"
+            f"ceilings: {figure(ceilings['read_gbs'])} GB/s read, {figure(ceilings['matmul_gflops'])} GFLOP/s float32; "
+            f"rates: {clip(series.arms[0], 20)}"
         )
     part = series.arms[:2]
     heads = "".join(f" {clip(arm, 10) + ', µs':>14}" for arm in part)
