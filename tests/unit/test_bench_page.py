@@ -421,3 +421,17 @@ def test_a_timing_read_back_is_the_one_that_was_kept(record: Record) -> None:
 
     assert timing.chunk_t_ns == row["chunk_t_ns"]
     assert (timing.n_prompt, timing.n_out) == (128, 64)
+
+
+def test_color_that_was_asked_for_survives_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    plainly = invoke(str(THREE_ARMS)).stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    brightly = invoke(str(THREE_ARMS)).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    never = invoke(str(THREE_ARMS)).stdout
+
+    assert "\033[" in brightly
+    assert "\033[" not in plainly
+    assert never == plainly

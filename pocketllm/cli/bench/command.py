@@ -10,7 +10,7 @@ import typer
 
 from pocketllm.cli import engine_options as flags
 from pocketllm.cli.bench.progress import bar_or_lines
-from pocketllm.cli.bench.terminal import columns, paint
+from pocketllm.cli.bench.terminal import columns, paint, show
 from pocketllm.cli.bench.values import (
     at_least,
     at_least_one,
@@ -213,7 +213,7 @@ def finish(
     if as_json:
         write_json({**outcome.document, "record": outcome.path.name})
     else:
-        typer.echo(render(outcome.document, paint(), width=columns()))
+        show(render(outcome.document, paint(), width=columns()))
     say(f"record: {display(outcome.path)}")
     if on_end is not None:
         on_end(outcome.document)

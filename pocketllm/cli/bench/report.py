@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.bench.terminal import columns, paint
+from pocketllm.cli.bench.terminal import columns, paint, show
 from pocketllm.cli.output import command, say, write_json
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def print_text(series: "Series", views: list[str]) -> None:
     from pocketllm.bench.reports.comparison import render_view
     from pocketllm.bench.reports.text import render
 
-    typer.echo(render(series.document, paint(), series.rows, columns()))
+    show(render(series.document, paint(), series.rows, columns()))
     for name in views:
-        typer.echo("\n" + render_view(series, name, paint(), columns()))
+        show("\n" + render_view(series, name, paint(), columns()))
 
 
 def as_document(record: "Record", series: "Series", views: list[str]) -> dict[str, Any]:

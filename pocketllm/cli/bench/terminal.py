@@ -22,3 +22,10 @@ def paint() -> "Paint":
 def columns() -> int:
     """The terminal's width; 80 in a pipe."""
     return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if sys.stdout.isatty() else PIPE_COLUMNS
+
+
+def show(text: str) -> None:
+    """Print a report; its color has been decided, so a pipe does not take it away again."""
+    import typer
+
+    typer.echo(text, color=True)
