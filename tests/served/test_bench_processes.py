@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +21,9 @@ from pocketllm.bench.targets.rig import open_rig
 from pocketllm.cli.main import app
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import NotJudgedError
+from pocketllm.evidence.device_class import device_class
 from pocketllm.evidence.store import read_record
+from pocketllm.golden.served_path import pocketllm_command
 
 PLAIN = f"{sys.executable} -u {Path(__file__).with_name('plain_server.py')} --port {{port}} --name {{model_name}}"
 Bench = Callable[..., Result]
@@ -28,7 +33,7 @@ Bench = Callable[..., Result]
 def bench(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Run the command with the tiny checkpoint in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    common = ("--model", str(tiny_gguf), "--backend", "reference", "--threads", "1", "--soak", "0")
+    common = ("--model", str(tiny_gguf), "--threads", "1", "--soak", "0")
     lengths = ("--input-len", "24", "--output-len", "6", "--blocks", "7", "--requests", "1")
     return lambda *words: CliRunner().invoke(app, ["bench", *common, *lengths, *words])
 
@@ -70,12 +75,12 @@ def test_servers_by_command_line_are_compared_over_fresh_starts_and_none_survive
 
 
 def test_this_engine_is_served_by_itself_and_asked_in_process_beside_that(bench: Bench) -> None:
-    # one start of two servers: each takes seconds to load torch
     answer = bench("--arms", "served:max_num_seqs=2,via=http", "--arms", "inside:via=engine", "--starts", "1", "--json")
 
     document = json.loads(answer.stdout)
     told = {arm["name"]: arm for arm in document["arms"]}
-    assert (document["isolation"], document["served"], document["device_class"]) == ("process", True, "cpu-reference")
+    assert (document["isolation"], document["served"]) == ("process", True)
+    assert document["device_class"] == device_class(told["served"]["plan"])
     assert {name: arm["target"] for name, arm in told.items()} == {
         **dict.fromkeys(("served", "null"), "openai_http"),
         "inside": "engine",
@@ -137,6 +142,31 @@ def test_a_change_of_the_weights_is_seen_from_one_start_to_the_next(tiny_gguf: P
 
     assert first == again != changed
     assert rig.targets == {}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_was_paid_for_and_ends_its_servers(
+    tiny_gguf: Path, tmp_path: Path, signal_number: int
+) -> None:
+    words = ("--model", str(tiny_gguf), "--input-len", "24", "--output-len", "6", "--requests", "1", "--soak", "0")
+    command = pocketllm_command("bench", *words, "--arms", f"a:cmd={PLAIN} --token-s 0.01", "--starts", "2")
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    local = tmp_path / "records" / "local"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(b"measure" in file.read_bytes() for file in local.glob("*.journal*")):
+        time.sleep(0.02)
+    servers = psutil.Process(run.pid).children()
+    run.send_signal(signal_number)
+    output, errors = run.communicate(timeout=60)
+
+    (path,) = local.glob("*.parquet")
+    record = read_record(path)
+    assert run.returncode == 130, errors
+    assert "Interrupted" in output
+    assert not record.complete
+    assert any(row["phase"] == "measure" for row in record.row_dicts)
+    assert len(servers) == 2
+    assert not any(server.is_running() for server in servers)
 
 
 @pytest.mark.skipif(shutil.which("llama-server") is None, reason="program-not-found: llama-server")
