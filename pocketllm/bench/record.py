@@ -13,7 +13,7 @@ from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Arm, claim
 from pocketllm.bench.latency import metric_of
 from pocketllm.bench.scenarios.contract import Point, Scenario
-from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, ids_sha256
+from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, PROMPTS, ids_sha256
 from pocketllm.bench.schedule import Fitted, Slot
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import Rig
@@ -92,7 +92,7 @@ def start_document(
             "requests_per_slot": fitted.requests,
             "burnin": fitted.burnin,
             "about": scenario.about,
-            "prompts": "generated text, salted per request",
+            "prompts": PROMPTS,
             "generator_version": GENERATOR_VERSION,
             "sampling": "greedy, past any end token",
         },

@@ -278,8 +278,9 @@ def render_plan(plan: Document) -> str:
     names = [arm["name"] for arm in plan["arms"]]
     width = max(len(name) for name in names)
     lines = [
-        f"{plan['scenario']}: {plan['n_prompt']} tokens in, {plan['n_out']} out · {plan['isolation']} · "
-        f"seed {plan['seed']}",
+        f"{plan['scenario']}: {plan['n_prompt']} tokens in, {plan['n_out']} out"
+        + (f", at {', '.join(plan['points'])}" if plan.get("points") else "")
+        + f" · {plan['isolation']} · seed {plan['seed']}",
         "arms: " + ", ".join(f"{arm['name']} ({arm['role']})" for arm in plan["arms"]),
         f"{len(plan['schedule'])} blocks, {len(plan['schedule']) * len(names)} slots"
         + (f", in {plan['starts']} starts:" if plan.get("starts", 1) > 1 else ":"),
