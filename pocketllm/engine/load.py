@@ -10,7 +10,7 @@ from pocketllm.engine.backends.api.backend import Backend
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
-from pocketllm.engine.lifecycle.step_delay import SlowedLoop
+from pocketllm.engine.lifecycle.step_delay import SlowedRunner
 from pocketllm.engine.models.contract import Model
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
@@ -53,9 +53,9 @@ class Engine:
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
-        parts = (Scheduler(limits, self.model.vocab_size, seed), runner, self.tokenizer)
         delay = self.options.test_step_delay
-        return SlowedLoop(*parts, share=delay) if delay else EngineLoop(*parts)
+        steps = SlowedRunner(runner, delay) if delay else runner
+        return EngineLoop(Scheduler(limits, self.model.vocab_size, seed), steps, self.tokenizer)
 
     def sibling(self, **switchable: Any) -> "Engine":
         """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.

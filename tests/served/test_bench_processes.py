@@ -87,6 +87,7 @@ def test_this_engine_is_served_by_itself_and_asked_in_process_beside_that(bench:
     }
     assert told["served"]["plan"]["max_num_seqs"] == told["null"]["plan"]["max_num_seqs"] == 2
     assert told["inside"]["plan"]["max_num_seqs"] == 8
+    assert told["served"]["code"].get("commit") == document["code"].get("commit")
     assert told["served"]["argv"][:2] == ["pocketllm", "serve"]
     assert not any("gives other" in check["detail"] for check in document["checks"])
 

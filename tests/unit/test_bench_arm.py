@@ -114,6 +114,7 @@ def test_servers_are_attached_and_the_null_is_the_same_address() -> None:
         (["a:url=http://h:1", "b:url=http://h:1/v1"], {}, "equal in plan, commit and target"),
         (["a:cmd=server -p {port}", "b:cmd=server -p {port}"], {}, "equal in plan, commit and target"),
         (["a:via=http", "b:via=http,prefill_chunk=256"], {}, "equal in plan, commit and target"),
+        (["a", "b:via=http"], {}, "equal in plan, commit and target"),
         (["a:via=engine", "b:via=http"], {}, "make another arm the baseline"),
         (["a", "b:path=/nowhere"], {}, "is no checkout of pocketllm"),
         (["a", "b:url=http://h:1"], {}, "serve both"),
@@ -134,7 +135,7 @@ def test_a_set_of_arms_that_means_nothing_is_refused(texts: list[str], kwargs: d
     [
         ["a", "b:threads=1"],
         ["a", "b:backend=reference"],
-        ["a", "b:via=http"],
+        ["a", "b:prefill_chunk=64,via=http"],
         ["a:via=http", "b:via=engine"],
         ["a", "b:cmd=server --port {port}"],
         ["a", "b:recipe=llama-server"],
@@ -233,6 +234,13 @@ def test_another_checkout_is_another_arm_and_the_same_one_twice_is_refused(workt
 
     with pytest.raises(OptionError, match="arms b and c are equal"):
         make_arms(["a", f"b:path={worktree}", f"c:path={worktree}"], EngineOptions())
+
+
+def test_this_very_checkout_by_its_path_is_refused() -> None:
+    ours = Path(__file__).resolve().parents[2]
+
+    with pytest.raises(OptionError, match="arms a and b are equal in plan, commit and target"):
+        make_arms(["a", f"b:path={ours}"], EngineOptions())
 
 
 def test_a_checkout_tells_its_commit_and_changes_with_its_files(worktree: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from pocketllm.engine.lifecycle import step_delay
-from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import FinishEvent, Request, TokenEvent
+from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
-from pocketllm.engine.lifecycle.step_delay import SlowedLoop
+from pocketllm.engine.lifecycle.step_delay import SlowedRunner
 from pocketllm.engine.load import Engine, load_engine
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import OptionError
@@ -30,9 +30,10 @@ class Clock:
 def test_a_step_takes_its_share_longer(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     clock = Clock()
     monkeypatch.setattr(step_delay, "time", clock)
-    plain, scheduler, model = fake_loop()
-    loop = SlowedLoop(scheduler, plain._runner, plain._tokenizer, share=share)
-    loop.submit(Request("a", (1, 2), SamplingParams(max_tokens=2)), lambda event: None)
+    loop, _, model = fake_loop()
+    loop._runner = SlowedRunner(loop._runner, share)
+    told_s: list[float] = []
+    loop.submit(Request("a", (1, 2), SamplingParams(max_tokens=2)), lambda event: told_s.append(clock.now))
     forward = model.forward
 
     def ten_seconds(*parts: object) -> object:
@@ -43,6 +44,7 @@ def test_a_step_takes_its_share_longer(monkeypatch: pytest.MonkeyPatch, share: f
     loop.step()
 
     assert clock.now == pytest.approx(10.0 * (1 + share), rel=0.002)
+    assert told_s == [clock.now], "the delay is in the time to the first token"
 
 
 def answer(engine: Engine) -> list[int]:
@@ -61,11 +63,11 @@ def answer(engine: Engine) -> list[int]:
     return ids
 
 
-def test_only_a_slowed_engine_has_the_other_loop_and_it_gives_the_same_tokens(tiny_gguf: Path) -> None:
+def test_only_a_slowed_engine_has_the_other_runner_and_it_gives_the_same_tokens(tiny_gguf: Path) -> None:
     with load_engine(EngineOptions(model=str(tiny_gguf), threads=1)) as engine:
         slowed = engine.sibling(test_step_delay=0.05)
 
-        assert (type(engine.loop), type(slowed.loop)) == (EngineLoop, SlowedLoop)
+        assert (type(engine.loop._runner), type(slowed.loop._runner)) == (Runner, SlowedRunner)
         assert answer(slowed) == answer(engine)
         assert slowed.plan.options["test_step_delay"] == 0.05
         assert any(note.startswith("SLOWED ON PURPOSE: test_step_delay") for note in slowed.plan.notes)

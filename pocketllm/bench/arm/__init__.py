@@ -152,7 +152,9 @@ def check_distinct(arms: Sequence[Arm], options: EngineOptions) -> None:
             raise OptionError(f"two arms are called {arm.name!r}")
         seen_names.add(arm.name)
         effective = effective_options(arm, options)
-        what = arm.difference() | {"path": builds.of(arm), "options": sorted(effective.as_dict().items(), key=str)}
+        options_told = sorted(effective.as_dict().items(), key=str)
+        # over HTTP is how every process of this engine is asked, said or not
+        what = arm.difference() | {"path": builds.of(arm), "options": options_told, "via": arm.runs_here}
         key = str(sorted(what.items()))
         if key in seen:
             raise OptionError(

@@ -39,7 +39,7 @@ class Checkout:
     @classmethod
     def ours(cls) -> "Checkout":
         """The code that runs now."""
-        return cls(Path(__file__).resolve().parents[2], sys.executable)
+        return cls(Path(__file__).resolve().parents[3], sys.executable)
 
     def command(self, *words: str) -> list[str]:
         """`pocketllm WORDS` of this checkout, as an argument list."""
