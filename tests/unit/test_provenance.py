@@ -71,6 +71,35 @@ def test_no_form_of_a_credential_survives(secret: str, before: str) -> None:
         assert secret not in json.dumps(redaction.redact(argv)), argv
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x:cmd=my-server --api-key abc --port 1", "x:cmd=my-server --api-key *** --port 1"),
+        ("x:cmd=my-server --hf-token 'a b'", "x:cmd=my-server --hf-token ***"),
+        ("Authorization: Basic dXNlcjpwdw==", "Authorization: ***"),
+        ("AWS_SECRET_ACCESS_KEY=abc HF_TOKEN=abc", "AWS_SECRET_ACCESS_KEY=*** HF_TOKEN=***"),
+        ('{"api_key": "abc"}', '{"api_key": ***}'),
+        ("github_pat_11ABCDEFG0abcdefghijkl", "***"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefgh", "***"),
+        ("~somebody/models/x.gguf", "x.gguf"),
+        ("/Users/somebody/models/x.gguf", "x.gguf"),
+        ("log:/home/somebody/x.log", "log:x.log"),
+        ("C:\\Users\\somebody\\x.gguf", "x.gguf"),
+        ("max_tokens=5 pad_token=3, first-token 5 ms, --stop-token-ids 1", None),
+    ],
+)
+def test_a_sentence_is_told_without_secrets_and_users(text: str, told: str | None) -> None:
+    assert redaction.scrub_text(text) == (text if told is None else told)
+
+
+def test_a_command_line_inside_a_document_is_told_without_its_credential() -> None:
+    document = {"arms": [{"argv": ["my-server", "--api-key", "abc", "-m", "x.gguf"], "names": ["header", "secret"]}]}
+
+    assert redaction.scrub(document) == {
+        "arms": [{"argv": ["my-server", "--api-key", "***", "-m", "x.gguf"], "names": ["header", "secret"]}]
+    }
+
+
 @given(st.text("/~ab:=?@ #[]\x000", max_size=30))
 def test_redacting_takes_any_text_and_is_settled_after_one_pass(text: str) -> None:
     once = redaction.scrub_text(text)

@@ -8,35 +8,52 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-SECRET_FLAG = re.compile(
-    r"^-{0,2}[\w-]*(api[-_]?key|password|secret|authorization|header)$|^-H$|^--?(\w+[-_])?token$", re.I
+NAMES = (
+    r"(?:api[-_]?key|access[-_]?key|private[-_]?key|passw(?:or)?d|passphrase|secret|authorization"
+    r"|(?:access|api|auth|bearer|hf|hub|private|refresh|session)[-_]token)"
 )
-SECRET_KEY = re.compile(r"(api[-_]?key|password|secret|authorization)$", re.I)
-SECRET_VALUE = re.compile(r"\b(?:sk|hf|ghp|gho|glpat|xox[bp])[-_][A-Za-z0-9_\-]{12,}|(?<=Bearer )\S+", re.I)
-SECRET_PAIR = re.compile(
-    r"\b([\w-]*(?:api[-_]?key|password|secret|authorization|auth_token))([=:]\s*)([^\s,;&]+)", re.I
+"""What credentials are called, whatever stands before; `token` alone may be a token id."""
+SECRET_FLAG = re.compile(rf"^-{{0,2}}[\w-]*(?:{NAMES}|header)$|^-H$|^--?(\w+[-_])?token$", re.I)
+SECRET_KEY = re.compile(rf"{NAMES}$", re.I)
+SECRET_VALUE = re.compile(
+    r"\b(?:sk|hf|ghp|gho|github_pat|glpat|xox[bp])[-_][A-Za-z0-9_\-]{12,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<=Bearer )\S+",
+    re.I,
 )
+SCHEME = r"(?:(?:Basic|Bearer|Digest|Token)\s+)?"
+QUOTED = r"\"[^\"]+\"|'[^']+'"
+SECRET_PAIR = re.compile(rf"\b([\w-]*{NAMES})([\"']?\s*[=:]\s*)({QUOTED}|{SCHEME}[^\s,;&\"']+)", re.I)
+SECRET_IN_COMMAND = re.compile(
+    rf"(?<![\w-])(--?[\w-]*{NAMES}|--?(?:\w+[-_])?token)([=\s]\s*)({QUOTED}|[^\s\"'=-][^\s\"']*)", re.I
+)
+"""A flag and its value inside a text that holds a whole command line."""
 URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>,]+", re.I)
-ABSOLUTE_PATH = re.compile(r"(?<![\w./:~<\\-])(?:~|(?=/))(?:/[^\s/:,;=\"'()<>\[\]{}|]+)+/?")
+ABSOLUTE_PATH = re.compile(r"(?<![\w./~<\\-])(?:~[\w.-]*|(?=/))(?:/[^\s/:,;=\"'()<>\[\]{}|]+)+/*")
+WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\(?:[^\\\s\"'<>|]+\\)*")
+HOMES = ("home", "root", "Users")
+"""First folders of paths that name a user, on this machine or on a server's."""
 REDACTED = "***"
 
 
 def redact(argv: Sequence[str]) -> list[str]:
     """A command line without credentials, paths, URL queries or foreign host names; as long as the given one."""
-    told: list[str] = []
+    return [*(Path(word).name for word in argv[:1]), *scrub_list(argv[1:])]
+
+
+def scrub_list(values: Sequence[Any]) -> list[Any]:
+    """The items of a list scrubbed; what follows a flag that takes a credential is one, as in a command line."""
+    told: list[Any] = []
     secret_follows = False
-    for position, word in enumerate(argv):
-        name, equals, _ = word.partition("=")
-        if secret_follows:
+    for value in values:
+        name, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
+        if secret_follows and isinstance(value, str):
             told.append(REDACTED)
             secret_follows = False
-        elif position == 0:
-            told.append(Path(word).name)
         elif SECRET_FLAG.match(name):
-            told.append(f"{name}={REDACTED}" if equals else word)
+            told.append(f"{name}={REDACTED}" if equals else value)
             secret_follows = not equals and name.startswith("-")
         else:
-            told.append(scrub_text(word))
+            told.append(scrub(value))
     return told
 
 
@@ -47,7 +64,7 @@ def scrub(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: REDACTED if secret(key, item) else scrub(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [scrub(item) for item in value]
+        return scrub_list(value)
     return value
 
 
@@ -58,7 +75,7 @@ def secret(key: Any, value: Any) -> bool:
 
 def scrub_text(text: str) -> str:
     """A text whose paths are file names, whose URLs carry no user, query or foreign host, without credentials."""
-    if "/" not in text and "=" not in text and ":" not in text and not SECRET_VALUE.search(text):
+    if not any(mark in text for mark in "/=:-") and not SECRET_VALUE.search(text):
         return text
     told: list[str] = []
     end = 0
@@ -71,17 +88,20 @@ def scrub_text(text: str) -> str:
 def scrub_words(text: str) -> str:
     """scrub_text of a text without URLs."""
     text = SECRET_VALUE.sub(REDACTED, text)
-    text = SECRET_PAIR.sub(lambda match: match.group(1) + match.group(2) + REDACTED, text)
+    for pattern in (SECRET_PAIR, SECRET_IN_COMMAND):
+        text = pattern.sub(lambda match: match.group(1) + match.group(2) + REDACTED, text)
+    text = WINDOWS_PATH.sub("", text)
     return ABSOLUTE_PATH.sub(lambda match: shorten_path(match.group()), text)
 
 
 def shorten_path(path: str) -> str:
     """The file name of a path of this machine; a text that only looks like one (`/v1/completions`) stays.
 
-    It is a path of this machine when it begins with `~` or its first folder exists here.
+    It is a path of a machine when it begins with `~`, or its first folder holds homes or exists here.
     """
     parts = path.rstrip("/").split("/")
-    if path.startswith("~") or (len(parts) > 1 and parts[1] and os.path.isdir("/" + parts[1])):
+    first = parts[1] if len(parts) > 1 else ""
+    if path.startswith("~") or first in HOMES or (first and os.path.isdir("/" + first)):
         return parts[-1]
     return path
 
