@@ -637,8 +637,10 @@ def test_starts_are_judged_at_their_ends_only(tmp_path: Path) -> None:
 
 
 # -- the soak, the seam, progress --------------------------------------------------------------------------------------
-def test_a_soak_that_settles_leaves_no_note_and_its_rows_are_marked(tmp_path: Path) -> None:
-    outcome = run(tmp_path, soak_s=300.0, requests=1, blocks=48)
+def test_a_soak_that_settles_leaves_no_note_and_its_rows_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = clocked(tmp_path, monkeypatch, Clock(0.5, 0.5, from_request=0), soak_s=300.0, requests=1, blocks=48)
     rows = read_record(outcome.path).row_dicts
     soaked = [row for row in rows if row["phase"] == "soak"]
 
