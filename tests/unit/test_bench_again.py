@@ -41,6 +41,47 @@ def test_a_result_that_no_row_supports_is_found(record: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("field", "lie"),
+    [
+        *(("ratio", 0.5), ("low", 1.2), ("high", 1.3), ("se", 1e-4), ("df", 40), ("n", 99), ("p_holm", 0.9)),
+        *(("margin", 0.5), ("floor", 0.0), ("mde", 1e-4), ("verdict", "FASTER"), ("role", "null"), ("primary", False)),
+    ],
+)
+def test_a_figure_or_word_that_the_rows_do_not_give_is_found(record: Any, field: str, lie: object) -> None:
+    document = copy.deepcopy(record.document)
+    result = next(one for one in document["results"] if (one["metric"], one["arm"]) == ("decode", "b"))
+    assert result[field] != lie
+    result[field] = lie
+
+    assert any(text.startswith("decode, b: its rows give ") for text in differences(document, record.row_dicts))
+
+
+def test_a_result_that_is_kept_back_is_found(record: Any) -> None:
+    document = copy.deepcopy(record.document)
+    document["results"] = [one for one in document["results"] if (one["metric"], one["arm"]) != ("decode", "b")]
+
+    assert "decode, b: its rows give a result that is left out" in differences(document, record.row_dicts)
+
+
+def test_a_run_that_calls_itself_valid_in_spite_of_its_rows_is_found(record: Any) -> None:
+    rows = copy.deepcopy(record.row_dicts)
+    for row in rows:
+        row["n_cached"] = 5 if row["arm"] == "b" else 0
+
+    assert "by its rows and checks it is INVALID, and it says otherwise" in differences(record.document, rows)
+
+
+def test_a_floor_that_came_from_past_runs_is_believed(record: Any) -> None:
+    document = copy.deepcopy(record.document)
+    for result in document["results"]:
+        if result["floor"] is not None:
+            result |= {"floor": 0.3, "floor_source": "90th percentile of 9 past null arms"}
+            result["verdict"] = result["verdict"] and "SMALL"
+
+    assert differences(document, record.row_dicts) == []
+
+
 def test_a_lost_block_that_is_not_told_is_found(record: Any) -> None:
     rows = copy.deepcopy(record.row_dicts)
     next(row for row in rows if row["phase"] == "measure" and row["block"] == 3)["error"] = "HTTP 500"

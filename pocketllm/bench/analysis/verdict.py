@@ -10,6 +10,8 @@ from pocketllm.bench.arm.settings import Isolation
 
 DEFAULT_MARGINS = {Isolation.TOGGLE: 0.01, Isolation.PROCESS: 0.02, Isolation.ATTACH: 0.02}
 MIN_HISTORY = 8
+OWN_FLOOR = "this run's null arm"
+"""The source of a noise floor that does not come from past runs."""
 ALPHA = 0.05
 EQUIVALENCE_LEVEL = 0.90
 
@@ -71,7 +73,7 @@ def noise_floor(null_estimate: float, history: Sequence[float]) -> Floor:
         rank = min(len(past) - 1, math.ceil(0.9 * len(past)) - 1)
         if past[rank] > here:
             return Floor(past[rank], f"90th percentile of {len(past)} past null arms")
-    return Floor(here, "this run's null arm")
+    return Floor(here, OWN_FLOOR)
 
 
 def judge(evidence: Evidence) -> Verdict:
