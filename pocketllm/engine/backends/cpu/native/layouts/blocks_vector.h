@@ -5,7 +5,7 @@
 //   IQ2_XS IQ2_S           d | scales 0-7 | scales 8-15        code = magnitude, then the sign above it
 //   IQ1_S                  d | 8 scales, the sign of 1/8 in a nibble's top bit
 //   IQ1_M                  d | scales 0-7 | scales 8-15 | signs of 1/8 of each eight columns
-//   TQ1_0 TQ2_0 PQ2_0 PTQ1_0 Q1_0  d
+//   TQ1_0 TQ2_0 Q2_0 PQ2_0 PTQ1_0 Q1_0  d
 #pragma once
 
 #include "layouts/blocks.h"
@@ -162,9 +162,11 @@ inline void read_tq2_0(const uint8_t* block, int, int row, uint8_t* header, uint
     for (int i = 0; i < 256; i++) codes[i] = block[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
 }
 
-inline void read_pq2_0(const uint8_t* block, int, int row, uint8_t* header, uint8_t* codes, const int8_t*) {
+// Q2_0 and PQ2_0: four neighbors in a byte
+template <int cols>
+inline void read_q2_0(const uint8_t* block, int, int row, uint8_t* header, uint8_t* codes, const int8_t*) {
     put_half(header, row, block);
-    for (int i = 0; i < 128; i++) codes[i] = block[2 + i / 4] >> (i % 4 * 2) & 3;
+    for (int i = 0; i < cols; i++) codes[i] = block[2 + i / 4] >> (i % 4 * 2) & 3;
 }
 
 inline void read_q1_0(const uint8_t* block, int, int row, uint8_t* header, uint8_t* codes, const int8_t*) {

@@ -24,7 +24,7 @@ namespace pocketllm {
 enum Format : int32_t {
     kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ2_K = 10, kQ3_K = 11, kQ4_K = 12,
     kQ5_K = 13, kQ6_K = 14, kIQ2_XXS = 16, kIQ2_XS = 17, kIQ3_XXS = 18, kIQ1_S = 19, kIQ4_NL = 20, kIQ3_S = 21,
-    kIQ2_S = 22, kIQ4_XS = 23, kIQ1_M = 29, kBF16 = 30, kTQ1_0 = 34, kTQ2_0 = 35, kMXFP4 = 39, kNVFP4 = 40, kQ1_0 = 41,
+    kIQ2_S = 22, kIQ4_XS = 23, kIQ1_M = 29, kBF16 = 30, kTQ1_0 = 34, kTQ2_0 = 35, kMXFP4 = 39, kNVFP4 = 40, kQ1_0 = 41, kQ2_0 = 42,
     kPQ2_0 = 142, kPTQ1_0 = 143,
 };
 
@@ -66,6 +66,7 @@ constexpr Layout layout_of(int32_t format) {
         case kTQ1_0: return {256, 54, 256, kHalves, 2};
         case kTQ2_0: return {256, 66, 256, kHalves, 2};
         case kQ1_0: return {128, 18, 128, kHalves, 1};
+        case kQ2_0: return {64, 18, 64, kHalves, 2};
         case kPQ2_0: return {128, 34, 128, kHalves, 2};
         case kPTQ1_0: return {128, 28, 128, kHalves, 2};
     }

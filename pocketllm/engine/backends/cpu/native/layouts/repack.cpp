@@ -131,7 +131,8 @@ void repack(int32_t format, const uint8_t* file, int rows, int cols, int first_g
         case kTQ1_0: return repack_codes<kTQ1_0, read_tq1_0>(work);
         case kTQ2_0: return repack_codes<kTQ2_0, read_tq2_0>(work);
         case kQ1_0: return repack_codes<kQ1_0, read_q1_0>(work);
-        case kPQ2_0: return repack_codes<kPQ2_0, read_pq2_0>(work);
+        case kQ2_0: return repack_codes<kQ2_0, read_q2_0<64>>(work);
+        case kPQ2_0: return repack_codes<kPQ2_0, read_q2_0<128>>(work);
         case kPTQ1_0: return repack_codes<kPTQ1_0, read_ptq1_0>(work);
     }
 }

@@ -33,6 +33,7 @@ DecodeBlock decoder_of(int32_t format) {
         case kTQ1_0: return decode_block<TQ1_0>;
         case kTQ2_0: return decode_block<TQ2_0>;
         case kQ1_0: return decode_block<Q1_0>;
+        case kQ2_0: return decode_block<Q2_0>;
         case kPQ2_0: return decode_block<PQ2_0>;
         case kPTQ1_0: return decode_block<PTQ1_0>;
     }

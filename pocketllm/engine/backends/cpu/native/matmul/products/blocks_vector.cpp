@@ -17,6 +17,7 @@ Product product_of_blocks_vector(int32_t format) {
         case kTQ1_0: return product<TQ1_0>;
         case kTQ2_0: return product<TQ2_0>;
         case kQ1_0: return product<Q1_0>;
+        case kQ2_0: return product<Q2_0>;
         case kPQ2_0: return product<PQ2_0>;
         case kPTQ1_0: return product<PTQ1_0>;
     }

@@ -102,6 +102,7 @@ struct OneScale : Weights<id> {
 };
 struct TQ1_0 : OneScale<kTQ1_0> {};
 struct TQ2_0 : OneScale<kTQ2_0> {};
+struct Q2_0 : OneScale<kQ2_0> {};
 struct PQ2_0 : OneScale<kPQ2_0> {};
 
 struct PTQ1_0 : OneScale<kPTQ1_0> {
