@@ -246,8 +246,11 @@ def test_this_very_checkout_by_its_path_is_refused() -> None:
 def test_a_checkout_tells_its_commit_and_changes_with_its_files(worktree: Path) -> None:
     checkout = Checkout.at("x", str(worktree))
     clean, told = checkout.identity(), checkout.code()
+    (worktree / "notes.md").write_text("not part of what runs")
+    still = checkout.identity()
     (worktree / "pocketllm" / "new.py").write_text("")
 
+    assert still == clean
     assert told["dirty"] is False
     assert len(told["commit"]) == 40
     assert checkout.identity() != clean

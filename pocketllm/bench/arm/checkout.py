@@ -1,7 +1,6 @@
 """Another checkout of this project as an arm: its code, the interpreter that runs it, and what git says of it."""
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -53,7 +52,15 @@ class Checkout:
 
         return code_facts(self.root / "pocketllm")
 
+    def package_sha256(self) -> str:
+        """Digest of every file of the package, built libraries included: what runs, whatever git says of it."""
+        digest = hashlib.sha256()
+        package = self.root / "pocketllm"
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"\0{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+        return digest.hexdigest()
+
     def identity(self) -> str:
-        """Digest of commit, difference and interpreter; of the folder's name where git knows no commit."""
-        told = dict(self.code()) or {"root": str(self.root)}
-        return hashlib.sha256(json.dumps([told, self.python], sort_keys=True).encode()).hexdigest()
+        """Digest of the package and of the interpreter that runs it."""
+        return hashlib.sha256(f"{self.package_sha256()} {self.python}".encode()).hexdigest()

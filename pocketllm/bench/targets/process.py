@@ -71,7 +71,7 @@ class ProcessTarget(OpenAIHTTPTarget):
         """Of what it serves, the weights and, where that is a checkout, the code that it was started from."""
         told = {key: value for key, value in self.model_entry().items() if key != "created"}
         weights = self.weights.stat()
-        parts = [told, weights.st_size, weights.st_mtime_ns, self.facts.get("code")]
+        parts = [told, weights.st_size, weights.st_mtime_ns, self.facts.get("package_sha256")]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ def launch_engine(arm: Arm, site: Site, log_path: Path) -> tuple[Server, list[st
     command = checkout.command("serve", *flags, "--port=0")
     extra = {ENVIRONMENT_PREFIX + name.upper(): str(value) for name, value in said.items() if name in WITHOUT_FLAG}
     server = Server(command, log_path=log_path, environment={**child_environment(arm, {}), **extra})
-    facts = {"code": dict(checkout.code())}
+    facts = {"code": dict(checkout.code()), "package_sha256": checkout.package_sha256()}
     return named(arm, server), ["pocketllm", "serve", *flags], facts
 
 
