@@ -45,6 +45,7 @@ test: setup-test check
 test-full: setup-test
 	@$(BIN)/pocketllm models pull smollm2-135m
 	@$(BIN)/pocketllm models pull gemma3-270m
+	-@.ci/aarch64 $(BIN)/python
 	$(BIN)/pytest -m full
 
 docs: setup-test

@@ -48,8 +48,8 @@ NUMERICS = 1
 
 
 def numerics_version(isa: str, activation_dtype: str, kv_dtype: str) -> str:
-    """Names everything that decides which bits come out: instruction sets with fused multiply-add agree on them."""
-    arithmetic = "unfused" if isa == "portable" else "fused"
+    """Names everything that decides which bits come out; on them all of x86's sets with fused multiply-add agree."""
+    arithmetic = {"portable": "unfused", "neon": "neon"}.get(isa, "fused")
     return f"cpu-{NUMERICS}-{arithmetic}-{activation_dtype}-{kv_dtype}"
 
 
