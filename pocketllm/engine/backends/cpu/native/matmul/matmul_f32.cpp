@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kParts = kGroupRows / kLanes;
 constexpr int kFloatTile = 8;
+constexpr int kAheadBytes = 8192;  // where weights are fetched from memory, before they are decoded
 constexpr int kFloatTokens = 64;   // rows of activations that meet a decoded panel
 constexpr int kFloatBlocks = 8;    // of a panel: 16 KiB
 
@@ -38,6 +39,8 @@ void multiply(const float* weights, const float* x, int64_t ld, int cols, float*
 
 void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group, const Output& out) {
     const DecodeBlock decode = decoder_of(w.format);
+    const Layout layout = layout_of(w.format);
+    const size_t block_bytes = unit_bytes(layout) * 32 / layout.unit_cols;
     alignas(64) float weights[kFloatBlocks * 32 * kGroupRows];
     alignas(64) float sums[kFloatTokens * kGroupRows];
     for (int first = 0; first < tokens; first += kFloatTokens) {
@@ -47,6 +50,8 @@ void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int fir
             for (int col = 0; col < w.cols; col += 32 * kFloatBlocks) {
                 const int cols = std::min(32 * kFloatBlocks, w.cols - col);
                 for (int i = 0; i < cols; i += 32) {
+                    const uint8_t* ahead = w.data + w.group_bytes * group + block_bytes * ((col + i) / 32) + kAheadBytes;
+                    for (size_t at = 0; at < block_bytes; at += 64) prefetch(ahead + at);
                     decode(w.data + w.group_bytes * group, (col + i) / 32, std::min(32, cols - i), weights + kGroupRows * i);
                 }
                 const float* rows = x + ld * first + col;
