@@ -204,6 +204,77 @@ END_KEYS: Mapping[str, Sequence[str]] = {
 """Document keys that a complete record carries besides; `finish` adds them."""
 
 
+SHAPES: Mapping[str, Any] = {
+    **dict.fromkeys(("run_id", "schema", "kind", "started_utc", "scenario", "rules_sha256"), str),
+    **{name: {} for name in ("tool", "code", "plan", "options", "history_key")},
+    "isolation": frozenset({"toggle", "process", "attach"}),
+    "argv": [str],
+    "model": {"name": str, "sha256": str, "architecture": str},
+    "machine": {"hard": {"gpus": [str]}, "volatile": {}},
+    "workload": {"n_prompt": int, "n_out": int, "points": [{"label": str}]},
+    "arms": [{"name!": str, "role!": frozenset({"baseline", "candidate", "null"}), "plan": {"options": {}}}],
+    "schedule": [[str]],
+    "margin": {"*": float},
+    "medians": {"*": {"*": float}},
+    "checks": [{"code!": str, "severity!": frozenset({"run", "block", "note"}), "detail!": str, "blocks": [int]}],
+    "results": [
+        {
+            **dict.fromkeys(("metric!", "arm!", "role!", "unit", "n_unit", "reason", "floor_source"), str),
+            **dict.fromkeys(("ratio!", "low!", "high!", "estimate", "margin"), float),
+            **dict.fromkeys(("n", "se", "df", "sd", "p_holm", "floor", "mde"), float),
+            "primary": bool,
+            "verdict": frozenset({"INVALID", "FASTER", "SLOWER", "SAME", "SMALL", "NOT DISTINGUISHABLE"}),
+        }
+    ],
+    **dict.fromkeys(("blocks", "valid_blocks", "wall_s"), float),
+    "notes": [str],
+}
+"""What readers rely on in a document: types (float: any number), the values of a set, objects by key (`!`: must be
+there, `*`: any), lists of one shape. Anything else may be absent or null, and other keys hold what they like."""
+
+
+def check_document(document: Any) -> dict[str, Any]:
+    """A run document as it was read from a file; RecordError says what in it no reader could use."""
+    if not isinstance(document, dict) or document.get("kind") not in list(COLUMNS):
+        raise RecordError(f"its run document is of no known kind; known: {', '.join(KINDS)}")
+    version = str(document.get("schema"))
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise RecordError(f"it has schema {version}: this pocketllm reads {SCHEMA_VERSION}; use a newer one")
+    wrong = misshapen(document, SHAPES, "")
+    if wrong:
+        raise RecordError(f"its run document is damaged: {wrong}")
+    return document
+
+
+def misshapen(value: Any, shape: Any, where: str) -> str | None:
+    """The first value that is not of its shape, in words; None where all are."""
+    parts: Iterable[tuple[Any, Any, str]] = ()
+    if isinstance(shape, list):
+        fits = isinstance(value, list)
+        parts = ((item, shape[0], f"{where}[{place}]") for place, item in enumerate(value if fits else ()))
+    elif isinstance(shape, Mapping):
+        fits = isinstance(value, Mapping)
+        needed = [key[:-1] for key in shape if key.endswith("!")] if fits else []
+        if absent := [key for key in needed if value.get(key) is None]:
+            return f"{where} has no {absent[0]}"
+        known = {key.rstrip("!"): inner for key, inner in shape.items()}
+        parts = (
+            (item, known.get(key, known.get("*")), f"{where}.{key}".lstrip("."))
+            for key, item in (value.items() if fits else ())
+            if item is not None
+        )
+    elif isinstance(shape, frozenset):
+        fits = isinstance(value, str) and value in shape
+    else:
+        fits = shape is None or (
+            isinstance(value, int | float if shape is float else shape)
+            and (shape is bool or not isinstance(value, bool))
+        )
+    if not fits:
+        return f"{where} is {value!r:.40}"
+    return next((wrong for part in parts if (wrong := misshapen(*part))), None)
+
+
 def check_kind(kind: str) -> str:
     """The kind itself; RecordError naming the known ones when there is no such kind."""
     if kind not in COLUMNS:

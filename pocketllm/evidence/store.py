@@ -11,6 +11,7 @@ New runs land in `records/local/` of the working directory (or the user's data f
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 RECORDS = "records"
 LOCAL = "local"
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 FREE_TEXT = ("error", "detail")
 """Row columns that hold other people's sentences, and so may name a path or a host."""
 
@@ -269,7 +271,7 @@ def read_table(path: Path) -> Any:
 def load_record(path: Path) -> Record:
     """The record in one file, Parquet or journal; RecordError when it is missing, broken or not a run record."""
     if path.suffix == SUFFIX:
-        return Record(path, read_journal(path)[0])
+        return Record(path, usable(path, read_journal(path)[0]))
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -286,20 +288,22 @@ def load_record(path: Path) -> Record:
         raise RecordError(f"{path.name} is not a Parquet file: {first_line(error)}") from error
     try:
         document = json.loads(metadata[schema.DOCUMENT_KEY])
+        json.dumps(document, ensure_ascii=False).encode()  # half an emoji could be neither printed nor copied
     except KeyError as error:
         raise RecordError(
             f"{path.name} is a Parquet file without a run document: pocketllm did not write it"
         ) from error
-    except ValueError as error:
-        raise RecordError(f"{path.name}: its run document is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("kind") not in schema.COLUMNS:
-        raise RecordError(f"{path.name}: its run document is of no known kind; known: {', '.join(schema.KINDS)}")
-    version = str(document.get("schema"))
-    if version.partition(".")[0] != schema.SCHEMA_VERSION.partition(".")[0]:
-        raise RecordError(
-            f"{path.name} has schema {version}: this pocketllm reads {schema.SCHEMA_VERSION}; use a newer one"
-        )
-    return Record(path, document, metadata)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path.name}: its run document is not JSON: {first_line(error)}") from error
+    return Record(path, usable(path, document), metadata)
+
+
+def usable(path: Path, document: Any) -> dict[str, Any]:
+    """A document that readers can rely on; RecordError names the file."""
+    try:
+        return schema.check_document(document)
+    except RecordError as error:
+        raise RecordError(f"{path.name}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -376,7 +380,9 @@ def keep(
         raise RecordError(
             f"bench record {record.run_id} is INVALID; `--force` keeps it all the same, as a negative result"
         )
-    year = str(record.document["started_utc"])[:4]
+    year = str(record.document.get("started_utc"))[:4]
+    if not (ULID.fullmatch(record.run_id) and year.isdecimal()):
+        raise RecordError(f"{record.path.name} has no id and date that a file could be named by: it is not ours")
     target = (root or Path.cwd() / RECORDS) / record.kind / f"year={year}" / f"{record.run_id}.parquet"
     if target.exists():
         if target.read_bytes() != record.path.read_bytes():

@@ -466,3 +466,56 @@ def test_importing_the_store_needs_neither_pandas_nor_pyarrow() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
 
     assert done.stdout.strip() == "set()"
+
+
+def bench_with(folder: Path, change: dict[str, Any]) -> Path:
+    """A bench record whose document was changed afterwards, digest and all."""
+    with RecordWriter("bench", BENCH, folder) as record:
+        path = record.finish(BENCH_END)
+    document = {**json.loads(pq.read_metadata(path).metadata[schema.DOCUMENT_KEY]), **change}
+    text = json.dumps(document).encode()
+    metadata = {schema.DOCUMENT_KEY: text, schema.DIGEST_KEY: schema.document_sha256(text)}
+    pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"kind": ["bench"]}, "no known kind"),
+        ({"schema": "2.0"}, "use a newer one"),
+        ({"arms": {"a": 1}}, "arms is {'a': 1}"),
+        ({"arms": [{"name": "a", "role": "boss"}]}, "arms[0].role is 'boss'"),
+        ({"arms": [{"role": "null"}]}, "arms[0] has no name"),
+        ({"results": [{"metric": "decode"}]}, "results[0] has no arm"),
+        ({"medians": {"decode": {"base": "fast"}}}, "medians.decode.base is 'fast'"),
+        ({"machine": {"hard": [1]}}, "machine.hard is [1]"),
+        ({"blocks": True}, "blocks is True"),
+        ({"notes": ["\ud800"]}, "not JSON"),
+    ],
+)
+def test_a_document_that_no_reader_could_use_is_refused_by_its_place(
+    tmp_path: Path, change: dict[str, Any], wrong: str
+) -> None:
+    path = bench_with(tmp_path, change)
+
+    with pytest.raises(RecordError) as refusal:
+        read_record(path)
+    assert wrong in str(refusal.value)
+    assert path.name in str(refusal.value)
+
+
+def test_keys_that_a_later_version_added_are_no_damage(tmp_path: Path) -> None:
+    change = {"mood": ["good"], "arms": [{"name": "a", "role": "null", "new": {"deep": [1]}, "plan": None}]}
+
+    assert read_record(bench_with(tmp_path, change)).document["mood"] == ["good"]
+
+
+@pytest.mark.parametrize("change", [{"run_id": "../../../out"}, {"started_utc": "../x"}, {"started_utc": None}])
+def test_a_record_is_not_kept_under_a_name_that_leads_elsewhere(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = bench_with(tmp_path / "in", change)
+
+    with pytest.raises(RecordError, match="it is not ours"):
+        keep(path, tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+    assert not list(tmp_path.glob("*.parquet"))

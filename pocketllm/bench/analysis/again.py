@@ -40,6 +40,8 @@ def differences(document: Document, rows: Rows) -> list[str]:
         return []
     if not document.get("results"):
         return []
+    if missing := [key for key in ("isolation", "margin", "workload") if not document.get(key)]:
+        return [f"its document lacks {', '.join(missing)}, which its results need"]
     question = question_of(document, measured)
     analysis = analyze_again(document, question, measured)
     found = {(result.metric, result.arm): result_entry(question, result) for result in analysis.results}

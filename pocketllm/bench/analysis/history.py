@@ -25,7 +25,7 @@ def null_history(
     for record in list_records(directories, on_problem=lambda problem: None):
         if record.kind not in READERS or not record.complete:
             continue
-        if record.document.get("machine", {}).get("hard") != hard:
+        if (record.document.get("machine") or {}).get("hard") != hard:
             continue
         for metric, estimate in READERS[record.kind](record, key):
             found.setdefault(metric, []).append(estimate)

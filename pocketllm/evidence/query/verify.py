@@ -10,9 +10,8 @@ from pocketllm.errors import RecordError
 from pocketllm.evidence import schema
 from pocketllm.evidence.journal import SUFFIX
 from pocketllm.evidence.provenance.redaction import scrub
-from pocketllm.evidence.store import Record, load_record
+from pocketllm.evidence.store import ULID, Record, load_record
 
-ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 YEAR = re.compile(r"year=(\d{4})")
 
 
@@ -46,8 +45,11 @@ def verify(path: Path, rules_sha256: str | None = None, again: Again | None = No
     told = record.document.get("rules_sha256")
     if rules_sha256 is not None and told is not None and told != rules_sha256:
         notes.append("judged by other verdict rules than this version's")
-    elif again is not None and told is not None and record.complete and not faults and not digest_faults:
-        faults += again(record.document, rows)
+    elif again is not None and record.kind == "bench" and record.complete and not faults and not digest_faults:
+        if told is None or any(row["chunk_t_ns"] is None for row in rows if row["phase"] == "measure"):
+            notes.append("not computed again: it names no verdict rules, or keeps no chunk times")
+        else:
+            faults += again(record.document, rows)
     if not record.complete:
         notes.append("incomplete: its run was killed, interrupted or still lasts")
     return Finding(record.run_id, path, (*faults, *digest_faults), tuple(notes))
