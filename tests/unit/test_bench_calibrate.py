@@ -155,6 +155,9 @@ def test_a_calibration_gives_later_runs_on_this_machine_their_noise_floor(arms: 
         {"schedule": [[]] * 18},
         {"starts": 5},
         {"arms": [{"target": "openai_http"}]},
+        {"arms": [{"target": "engine", "served_by": "vllm"}]},
+        {"arms": [{"target": "engine", "url": "http://host-0123abcd:8000"}]},
+        {"plan": {"backend": "reference", "threads": 2}},
         {"workload": {"n_prompt": 512}},
         {"model": {"sha256": "0"}},
     ],
@@ -172,7 +175,8 @@ def test_a_history_is_keyed_by_all_that_makes_noise_comparable(change: dict[str,
     }
 
     assert history_key({**document, **change}) != history_key(document)
-    assert history_key({**document, "seed": 3}) == history_key(document)
+    here = [{"target": "engine", "url": "http://127.0.0.1:40123"}]
+    assert history_key({**document, "seed": 3, "arms": here}) == history_key(document)
 
 
 # -- what is made of the rows ------------------------------------------------------------------------------------------

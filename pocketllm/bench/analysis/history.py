@@ -1,14 +1,18 @@
 """What past null arms of this machine say about its noise: which records are comparable, and their ln ratios.
 
-A history is keyed by the machine's hard facts, scenario, lengths, points, isolation, target, backend, model, blocks and
-starts; metrics are kept apart in what is returned.
+A history is keyed by the machine's hard facts, scenario, lengths, isolation, what serves the baseline and where, its
+backend and threads, model, blocks and starts; metrics (each at its point) are kept apart in what is returned.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pocketllm.bench.arm import Role
+
+HASHED_HOST = re.compile(r"(?<=://)host-[0-9a-f]{8}")
+"""How a record tells a host that is not this machine."""
 
 
 def null_history(
@@ -42,11 +46,18 @@ def history_key(document: Mapping[str, Any]) -> dict[str, Any]:
         "isolation": document.get("isolation"),
         "blocks": len(document.get("schedule") or ()),
         "starts": document.get("starts") or 1,
-        "target": arms[0].get("target"),
-        "backend": (document.get("plan") or {}).get("backend"),
+        **{name: arms[0].get(name) for name in ("target", "served_by")},
+        "host": host_of(arms[0].get("url")),
+        **{name: (document.get("plan") or {}).get(name) for name in ("backend", "threads")},
         **{name: workload.get(name) for name in ("n_prompt", "n_out", "requests_per_slot")},
         "model": (document.get("model") or {}).get("sha256"),
     }
+
+
+def host_of(url: Any) -> str | None:
+    """The (hashed) host of a server elsewhere, whose noise is not this machine's; None for one that is here."""
+    found = HASHED_HOST.search(str(url))
+    return found.group() if found else None
 
 
 def bench_nulls(record: Any, key: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
