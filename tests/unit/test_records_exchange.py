@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pocketllm.cli.main import app
 from pocketllm.errors import RecordError
+from pocketllm.bench.reports import export
 from pocketllm.evidence.imports import read_results
 from pocketllm.evidence.store import read_record
 from tests.unit.test_records_query import bench, golden
@@ -168,6 +169,48 @@ def test_llama_bench_lines_hold_each_arm_and_come_back_in(tmp_path: Path) -> Non
     assert [len(entry["samples_ts"]) for entry in entries] == [2, 2, 1, 1]
     rows = [row for _, rows in read_results(write(tmp_path, lines, "again.jsonl")) for row in rows]
     assert {row["value"] for row in rows if row["statistic"] == "mean"} == {entry["avg_ts"] for entry in entries}
+
+
+COMPARED_BY_LLAMA_CPP = {
+    *("cpu_info", "gpu_info", "backends", "n_gpu_layers", "n_cpu_moe", "tensor_buft_overrides", "model_filename"),
+    *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll", "n_threads", "type_k"),
+    *("type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu", "tensor_split", "flash_attn", "n_prompt"),
+    *("n_gen", "n_depth", "fit_target", "fit_min_ctx", "build_commit", "test_time", "avg_ts"),
+}
+"""What scripts/compare-llama-bench.py of llama.cpp refuses a line without; it joins builds where these are equal."""
+
+
+def test_llama_bench_lines_have_every_key_that_its_own_comparison_asks_for(tmp_path: Path) -> None:
+    lines = call(tmp_path, "export", bench(tmp_path).stem, "--to", "llama-bench").stdout.splitlines()
+
+    for entry in map(json.loads, lines):
+        assert entry.keys() >= COMPARED_BY_LLAMA_CPP
+        assert None not in [entry[key] for key in COMPARED_BY_LLAMA_CPP]
+
+
+def test_an_arm_is_told_with_its_own_build_and_never_with_that_of_the_tool_that_measured_it(tmp_path: Path) -> None:
+    arms = [
+        {"name": "base", "role": "baseline", "target": "engine"},
+        {"name": "b", "role": "candidate", "target": "openai_http", "served_by": "llama-server"},
+        {"name": "c", "role": "candidate", "target": "openai_http", "code": {"commit": "c" * 40}},
+    ]
+    facts = [export.llama_facts({"code": {"commit": "a" * 40}}, arm) for arm in arms]
+
+    assert [fact["build_commit"] for fact in facts] == ["a" * 8, "", "c" * 8]
+
+
+def test_vllm_json_counts_requests_that_failed(tmp_path: Path) -> None:
+    run_id = bench(tmp_path).stem
+    entry = json.loads(call(tmp_path, "export", run_id, "--to", "vllm-json", "--arm", "b").stdout)
+
+    assert (entry["num_prompts"], entry["completed"], entry["failed"], entry["request_rate"]) == (2, 1, 1, "inf")
+
+
+def test_junit_holds_contrasts_and_so_no_single_arm(tmp_path: Path) -> None:
+    run_id = bench(tmp_path, nulls=True).stem
+
+    stderr = call(tmp_path, "export", run_id, "--to", "junit", "--arm", "b", expected=2).stderr
+    assert "junit tells of arms against the baseline: leave --arm out" in stderr
 
 
 def test_vllm_json_has_the_figures_of_the_arm_asked_for(tmp_path: Path) -> None:

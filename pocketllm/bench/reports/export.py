@@ -5,6 +5,7 @@ and the verdict. Each entry names the record it came from.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -32,6 +33,15 @@ def origin(document: Document, arm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- llama-bench -------------------------------------------------------------------------------------------------------
+LLAMA_SETTINGS = (
+    *("n_batch", "n_ubatch", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe"),
+    *("split_mode", "main_gpu", "no_kv_offload", "flash_attn", "tensor_split", "tensor_buft_overrides", "use_mmap"),
+    *("embeddings", "no_op_offload", "fit_target", "fit_min_ctx"),
+)
+"""Settings of its own that llama.cpp's compare-llama-bench.py asks every line for; empty, since nothing here has them
+(null would not do: it joins two builds on equal values)."""
+
+
 def llama_bench(document: Document, rows: Rows) -> list[dict[str, Any]]:
     """Two entries an arm, where it has them: prompt processing, and generation at the depth of that prompt."""
     entries = []
@@ -59,18 +69,21 @@ def lengths_of(row: Mapping[str, Any]) -> tuple[int, int]:
 
 def llama_facts(document: Document, arm: Mapping[str, Any]) -> dict[str, Any]:
     """What llama-bench says of build, machine and model, as far as the record knows it."""
-    hard = (document.get("machine") or {}).get("hard") or {}
-    model, code = document.get("model") or {}, document.get("code") or {}
+    hard, plan = (document.get("machine") or {}).get("hard") or {}, arm.get("plan") or {}
+    model = document.get("model") or {}
+    # a server's build is its own: what measured it says nothing about it
+    code = arm.get("code") or (document.get("code") if arm.get("target") == "engine" else None) or {}
     quants = [name for name in model.get("quant_types") or () if name != "F32"]
     return {
+        **dict.fromkeys(LLAMA_SETTINGS, ""),
         "build_commit": str(code.get("commit") or "")[:8],
         "build_number": 0,
         "cpu_info": hard.get("cpu", ""),
         "gpu_info": ", ".join(hard.get("gpus") or ()),
-        "backends": (arm.get("plan") or {}).get("backend") or arm.get("served_by") or "",
+        "backends": plan.get("backend") or arm.get("served_by") or "",
         "model_filename": model.get("name", ""),
         "model_type": " ".join(filter(None, (str(model.get("architecture") or ""), "+".join(quants)))),
-        "n_threads": ((arm.get("plan") or {}).get("options") or {}).get("threads"),
+        "n_threads": plan.get("threads") or (plan.get("options") or {}).get("threads") or "",
         "test_time": document.get("started_utc"),
         "pocketllm": origin(document, arm),
     }
@@ -103,13 +116,16 @@ LATENCIES: Mapping[str, Callable[[Timing], float | None]] = {
 
 def vllm_json(document: Document, rows: Rows) -> list[dict[str, Any]]:
     """One entry an arm, with the keys that `vllm bench serve --save-result --save-detailed` writes."""
-    entries = [vllm_entry(document, arm, measured_of(rows, arm["name"])) for arm in document["arms"]]
+    failed = Counter(row["arm"] for row in rows if row["phase"] == "measure" and row["error"] is not None)
+    entries = [
+        vllm_entry(document, arm, measured_of(rows, arm["name"]), failed[arm["name"]]) for arm in document["arms"]
+    ]
     if not any(entry["completed"] for entry in entries):
         raise OptionError(f"record {document.get('run_id')} has no measured requests to export")
     return entries
 
 
-def vllm_entry(document: Document, arm: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+def vllm_entry(document: Document, arm: Mapping[str, Any], rows: Rows, num_failed: int) -> dict[str, Any]:
     """One arm; the duration is the sum of its slots' windows, between which other arms ran."""
     timings = [Timing.of_row(row) for row in rows]
     slots: dict[tuple[Any, Any], list[Timing]] = {}
@@ -118,14 +134,19 @@ def vllm_entry(document: Document, arm: Mapping[str, Any], rows: Rows) -> dict[s
     duration = sum(latency.window_s(slot) or 0.0 for slot in slots.values())
     n_in, n_out = (sum(getattr(one, name) or 0 for one in timings) for name in ("n_prompt", "n_out"))
     gaps = [latency.gaps_s(one) for one in timings]
+    points = (document.get("workload") or {}).get("points") or ()
+    rates = [point["rate_per_s"] for point in points if point.get("rate_per_s")]
     found = {
         "date": str(document.get("started_utc")),
+        "endpoint_type": arm.get("served_by") or arm.get("target"),
         "backend": arm.get("served_by") or arm.get("target"),
         "model_id": (document.get("model") or {}).get("name"),
-        "num_prompts": len(timings),
+        "num_prompts": len(timings) + num_failed,
+        "request_rate": max(rates, default="inf"),
         "max_concurrency": max((int(row.get("offered") or 1) for row in rows), default=1),
         "duration": duration,
         "completed": len(timings),
+        "failed": num_failed,
         "total_input_tokens": n_in,
         "total_output_tokens": n_out,
         "request_throughput": len(timings) / duration if duration else None,

@@ -29,6 +29,8 @@ def export(
 
     if to not in FORMATS:
         raise OptionError(f"--to {to!r}: known is {', '.join(FORMATS)}")
+    if to == "junit" and arm is not None:
+        raise OptionError("junit tells of arms against the baseline: leave --arm out")
     record = read_record(run_id, search_dirs(record_dir))
     if record.kind != "bench":
         raise OptionError(f"record {record.run_id} is of kind {record.kind}: only bench records can be exported")
