@@ -42,7 +42,7 @@ def read_results(path: Path, source: str | None = None) -> list[tuple[dict[str, 
         raise RecordError(f"no importer for {found!r}; known: {', '.join(READERS)}")
     try:
         return READERS[found](entries)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"{path.name} is no {found} result: {told(error)}") from error
 
 
@@ -56,7 +56,7 @@ def objects(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RecordError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB: is this a results file?")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise RecordError(f"no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -65,6 +65,8 @@ def objects(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         whole = json.loads(text)
         values = whole if isinstance(whole, list) else [whole]
+    except RecursionError as error:
+        raise RecordError(f"{path.name} is nested too deep for a results file") from error
     except ValueError:
         try:
             values = [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -239,3 +239,12 @@ def test_flags_that_bench_does_not_know_are_refused_before_anything_runs(folder:
     assert "No such option" in call("--arms", "base", "--fast", expected=2).output
     assert "--no-null gives no verdict" in call(*FLAGS, "--no-null", expected=2).stderr
     assert not (folder / "records").exists() or list_records([folder / "records"]) == []
+
+
+def test_junit_is_xml_whatever_an_arm_said() -> None:
+    check = {"code": "V01", "severity": "run", "value": 1.0, "detail": "a\ud800b\uffffc\x1bd\re", "blocks": []}
+    text = ci.junit(document(valid=False, checks=[check]), None)
+
+    error = ElementTree.fromstring(text.encode()).find("testcase/error")
+    assert error is not None
+    assert "abcde" in str(error.text)

@@ -316,3 +316,15 @@ def test_the_starts_that_resolve_a_margin_do_and_one_fewer_does_not() -> None:
     assert stats.minimum_detectable_effect(0.01, needed, needed - 1) <= 0.01
     assert stats.minimum_detectable_effect(0.01, needed - 1, needed - 2) > 0.01
     assert stats.starts_to_resolve(10.0, 0.01) is None
+
+
+def test_blocks_of_one_order_alone_leave_the_ratio_whole() -> None:
+    slots = order(["base", "candidate"], 16, 1)
+    place = {(slot.block, slot.arm): slot.position for slot in slots}
+    kept = [block for block in range(16) if place[block, "candidate"] > place[block, "base"]]
+    differences = np.full(len(kept), 0.1) + np.resize([0.001, -0.001], len(kept))
+
+    design = stats.make_design(slots, "candidate", "base", kept)
+    for fit in (stats.fit(differences, design), stats.fit_starts(differences, design, [0, 0, 0, 0, 1, 1, 1, 1])):
+        assert float(fit.estimate) == pytest.approx(0.1)
+        assert fit.position is None

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from pocketllm.bench.reports import export
 from pocketllm.cli.main import app
 from pocketllm.errors import RecordError
-from pocketllm.bench.reports import export
 from pocketllm.evidence.imports import read_results
 from pocketllm.evidence.store import read_record
 from tests.unit.test_records_query import bench, golden
@@ -139,6 +139,8 @@ def test_an_imported_record_is_listed_shown_and_never_judged(tmp_path: Path) -> 
         ('{"tokens": 3}', None, "of no known tool; known: vllm-bench, llama-bench"),
         ('{"tokens": 3}', "vllm-bench", "is no vllm-bench result: it has no 'completed'"),
         ('{"avg_ts": "fast", "n_prompt": 1, "stddev_ts": 0}', None, "is no llama-bench result: could not convert"),
+        ('{"avg_ts": 1, "n_prompt": 1e999, "stddev_ts": 0}', None, "is no llama-bench result: cannot convert"),
+        ("[" * 100_000, None, "nested too deep"),
         (LLAMA_BENCH, "sglang", "no importer for 'sglang'"),
     ],
 )

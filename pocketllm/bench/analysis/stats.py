@@ -90,7 +90,8 @@ def two_sided_p(estimate: Array, se: Array, df: int) -> Array:
 def make_design(slots: Sequence[Slot], arm: str, baseline: str, blocks: Sequence[int]) -> Design:
     """Regressors for `arm` against `baseline` over the given (valid) blocks of a schedule.
 
-    The predecessor column is left out where it is constant, badly conditioned, or leaves too few degrees of freedom.
+    The predecessor column is left out where it is constant, badly conditioned, or leaves too few degrees of freedom;
+    the position column where every block has the same one.
     """
     place = {(slot.block, slot.arm): slot for slot in slots}
     rows = []
@@ -100,7 +101,8 @@ def make_design(slots: Sequence[Slot], arm: str, baseline: str, blocks: Sequence
     full = np.asarray(rows, dtype=np.float64).reshape(len(blocks), 3)
     if len(blocks) - 3 >= MIN_RESIDUAL_DF and condition(full) <= MAX_CONDITION:
         return Design(full, True)
-    return Design(full[:, :2], False)
+    # blocks that were lost may leave one order alone: then its effect cannot be told from the contrast
+    return Design(full[:, : np.linalg.matrix_rank(full[:, :2])], False)
 
 
 def carry(mine: Slot, theirs: Slot, arm: str) -> float:
@@ -169,7 +171,7 @@ def fit_starts(differences: Array, design: Design, starts: Sequence[int]) -> Fit
     within = order - (averaging.T @ order)[place]
     df = n - s - within.shape[1]
     found = None
-    if df >= MIN_RESIDUAL_DF and condition(within) <= MAX_CONDITION:
+    if order.shape[1] and df >= MIN_RESIDUAL_DF and condition(within) <= MAX_CONDITION:
         found = least_squares(differences - (differences @ averaging)[..., place], within, df)
         differences = differences - found.coefficients @ order.T
     averages = differences @ averaging

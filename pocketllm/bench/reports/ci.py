@@ -1,5 +1,6 @@
 """A bench record as a CI system reads it: JUnit XML, GitHub annotations, a GitHub step summary; measures nothing."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ MAX_ANNOTATION_BYTES = 4096
 MAX_SUMMARY_BYTES = 1024 * 1024
 """GitHub refuses a longer step summary."""
 
+NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 PASSED, FAILED, ERROR, SKIPPED = "passed", "failed", "error", "skipped"
 
 
@@ -95,8 +97,8 @@ def junit(document: Document, require: Require | None) -> str:
 
 
 def clean(text: str) -> str:
-    """A text without the control characters that XML 1.0 cannot hold."""
-    return "".join(character for character in text if character >= " " or character in "\t\n")
+    """A text without the characters that XML 1.0 cannot hold."""
+    return NOT_XML.sub("", text)
 
 
 # -- GitHub ------------------------------------------------------------------------------------------------------------
