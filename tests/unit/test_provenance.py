@@ -85,6 +85,7 @@ def test_no_form_of_a_credential_survives(secret: str, before: str) -> None:
         ("/Users/somebody/models/x.gguf", "x.gguf"),
         ("log:/home/somebody/x.log", "log:x.log"),
         ("C:\\Users\\somebody\\x.gguf", "x.gguf"),
+        ("a\x1b[31mb\r::error::c\x9bd\te\nf é", "a [31mb ::error::c d\te\nf é"),
         ("max_tokens=5 pad_token=3, first-token 5 ms, --stop-token-ids 1", None),
     ],
 )

@@ -149,4 +149,4 @@ def summary(document: Document, require: Require | None, report: str) -> str:
 
 def cell(text: str) -> str:
     """A text inside a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return " ".join(clean(text).replace("|", "\\|").split())

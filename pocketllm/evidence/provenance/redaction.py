@@ -32,6 +32,7 @@ ABSOLUTE_PATH = re.compile(r"(?<![\w./~<\\-])(?:~[\w.-]*|(?=/))(?:/[^\s/:,;=\"'(
 WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\(?:[^\\\s\"'<>|]+\\)*")
 HOMES = ("home", "root", "Users")
 """First folders of paths that name a user, on this machine or on a server's."""
+CONTROL = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
 REDACTED = "***"
 
 
@@ -74,7 +75,11 @@ def secret(key: Any, value: Any) -> bool:
 
 
 def scrub_text(text: str) -> str:
-    """A text whose paths are file names, whose URLs carry no user, query or foreign host, without credentials."""
+    """A text whose paths are file names, whose URLs carry no user, query or foreign host, without credentials.
+
+    Control characters become spaces: a server's words must not steer the terminal or the CI log that shows them.
+    """
+    text = CONTROL.sub(" ", text)
     if not any(mark in text for mark in "/=:-") and not SECRET_VALUE.search(text):
         return text
     told: list[str] = []
