@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketllm.bench.arm import make_arms
-from pocketllm.bench.latency import slot_values
+from pocketllm.bench.latency import slot_values, ttft_s
 from pocketllm.bench.scenarios.prompts import make_ask, prompt_text
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget, StreamReader
@@ -441,6 +442,30 @@ def test_the_engine_is_timed_in_process_from_first_scheduled_to_each_token(tiny_
         assert sample.t_send_ns < sample.t_start_ns < sample.chunk_t_ns[0] < sample.chunk_t_ns[-1]
         assert set(slot_values([sample])) >= {"prefill", "first_decode", "decode"}
         assert sample.out_ids == samples["base"].out_ids
+
+
+def test_a_request_that_is_due_while_a_step_runs_has_waited_from_then_on(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EngineOptions(model=str(tiny_gguf), threads=1, backend="reference")
+    rig = open_rig(make_arms(["base", "again:prefill_chunk=8"], options), options, lambda line: None)
+    try:
+        target = rig.targets["base"]
+        loop = target.engine.loop  # type: ignore[attr-defined]  # an EngineTarget
+        step = loop.step
+        monkeypatch.setattr(loop, "step", lambda: time.sleep(0.05) or step())
+        asks = [
+            replace(make_ask(name, 8, 2, rig.encode, rig.decode), offset_s=s) for name, s in (("a", 0), ("b", 0.01))
+        ]
+        _, late = target.load(asks, 1)
+    finally:
+        rig.close()
+
+    # it came 10 ms into a step of 50 ms: the rest of that step and the next one are its time to the first token
+    assert late.t_send_ns == late.t_sched_ns
+    assert ttft_s(late) >= 0.09
+    assert late.srv_queue_s is not None
+    assert late.srv_queue_s >= 0.039
 
 
 def test_a_prompt_that_does_not_fit_the_context_is_a_request_error(tiny_gguf: Path) -> None:

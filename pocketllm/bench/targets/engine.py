@@ -83,9 +83,10 @@ class EngineTarget:
 
         params = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0, ignore_eos=True)
         request = Request(f"bench-{next(NUMBERS)}", ask.prompt_token_ids, params)
-        sent = time.perf_counter_ns()
-        due = sent if ask.offset_s is None else begin_ns + round(ask.offset_s * 1e9)
-        one = Running(Sample(t_sched_ns=due, t_send_ns=sent, t_start_ns=sent, n_prompt=len(ask.prompt_token_ids)))
+        now = time.perf_counter_ns()
+        # who is due while a step runs has come to the engine and waits for it: from then on it is time to first token
+        sent = now if ask.offset_s is None else begin_ns + round(ask.offset_s * 1e9)
+        one = Running(Sample(t_sched_ns=sent, t_send_ns=sent, t_start_ns=now, n_prompt=len(ask.prompt_token_ids)))
 
         def sink(event: "Event") -> None:
             stamp = time.perf_counter_ns()
