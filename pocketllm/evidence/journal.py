@@ -60,11 +60,11 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             for line in file:
                 try:
                     value = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     break
                 if document is None and isinstance(value, dict):
                     document = value
-                elif document is not None and isinstance(value, list):
+                elif document is not None and is_rows(value):
                     rows.extend(value)
                 else:
                     break
@@ -73,3 +73,8 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if document is None or "kind" not in document:
         raise RecordError(f"{path.name} is not the journal of a run record: its first line is no run document")
     return document, rows
+
+
+def is_rows(value: Any) -> bool:
+    """Whether a line holds a list of rows."""
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)

@@ -241,12 +241,11 @@ def read_frame(records: Iterable[Record]) -> "pd.DataFrame":
         raise RecordError(f"one frame holds rows of one kind, not of {', '.join(sorted(kinds)) or 'no record'}")
     declared = schema.arrow_schema(kinds.pop())
     tables = [declared.empty_table()]
-    for record in records:
-        if record.path.suffix == SUFFIX:
-            tables.append(pa.Table.from_pylist(record.row_dicts, schema=declared))
-        else:
-            tables.append(read_table(record.path))
     try:
+        for record in records:
+            is_journal = record.path.suffix == SUFFIX
+            rows = pa.Table.from_pylist(record.row_dicts, schema=declared) if is_journal else read_table(record.path)
+            tables.append(rows)
         frame: pd.DataFrame = pa.concat_tables(tables, promote_options="default").to_pandas()
     except pa.ArrowException as error:
         names = ", ".join(record.path.name for record in records[:4])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pocketllm.bench.analysis.slots import medians, missing_blocks, quantile_notes, slot_table
+from pocketllm.bench.analysis.slots import medians, missing_blocks, missing_notes, quantile_notes, slot_table
 from pocketllm.bench.analysis.validity import Measured
 from pocketllm.bench.scenarios import find_scenario
 from pocketllm.bench.schedule import order
@@ -66,3 +66,15 @@ def test_points_have_values_of_their_own() -> None:
     assert table["ttft@c8", 0, "base"] == pytest.approx(0.0245)
     assert table["ttft_p90@c8", 0, "base"] == pytest.approx(np.quantile(np.arange(10, 40), 0.9) / 1e3)
     assert medians(pointed, ["base"], table, [0])["ttft@c8"]["base"] == table["ttft@c8", 0, "base"]
+
+
+def test_a_metric_that_successful_requests_do_not_show_is_told_not_only_its_block_lost() -> None:
+    scenario, slots = find_scenario("decode"), order(["base", "null"], 2, 1)
+    short = replace(request(10.0), chunk_t_ns=[MS], chunk_ntok=[1], n_out=1)
+    failed = replace(request(10.0), error="HTTP 500")
+    items = [*measured(1), *measured(1, arm="null"), Measured(1, "base", short), Measured(1, "null", failed)]
+    table = slot_table(scenario, items)
+
+    assert missing_blocks(scenario, slots, table) == {1}
+    assert missing_notes(scenario, slots, items, table) == ["decode: 1 slots of base show no such value"]
+    assert missing_notes(SCENARIO, slots, items, slot_table(SCENARIO, items)) == []

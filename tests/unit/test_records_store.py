@@ -519,3 +519,17 @@ def test_a_record_is_not_kept_under_a_name_that_leads_elsewhere(tmp_path: Path, 
         keep(path, tmp_path / "records")
     assert not (tmp_path / "records").exists()
     assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_a_journal_is_read_up_to_a_line_that_nobody_wrote_or_refused(tmp_path: Path) -> None:
+    writer = RecordWriter("golden", DOCUMENT, tmp_path)
+    writer.append(ROW)
+    path = tmp_path / f"{writer.run_id}.journal"
+    whole = path.read_text()
+
+    for line in ('["no row"]', "[" * 100_000):
+        path.write_text(whole + line + "\n")
+        assert list(read_record(path).rows["case"]) == ["capital"]
+    path.write_text(whole + '[{"position": "here"}]\n')
+    with pytest.raises(RecordError, match="do not fit together"):
+        _ = read_record(path).rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pocketllm.bench.analysis import conditions, stats, validity
-from pocketllm.bench.analysis.slots import Table, medians, missing_blocks, quantile_notes, slot_table
+from pocketllm.bench.analysis.slots import Table, medians, missing_blocks, missing_notes, quantile_notes, slot_table
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.analysis.verdict import Evidence, Floor, Verdict, judge, noise_floor
 from pocketllm.bench.arm import Arm, ArmSet, Role
@@ -103,7 +103,7 @@ def analyze(question: Question, measured: Sequence[Measured], extra: Sequence[Ch
     checks += contrast_checks(question, contrasts)
     checks += conditions.unsteady(baseline_logs(question, table, valid), question.steady_start)
     results = judged(question, contrasts, broken_rules(checks))
-    notes = tuple(quantile_notes(scenario, measured))
+    notes = (*missing_notes(scenario, question.slots, measured, table), *quantile_notes(scenario, measured))
     return Analysis(tuple(results), tuple(checks), medians(scenario, names, table, valid), valid, notes)
 
 

@@ -98,6 +98,19 @@ def missing_blocks(scenario: Scenario, slots: Sequence[Slot], table: Table) -> s
     return {key[1] for key in wanted if key not in table}
 
 
+def missing_notes(scenario: Scenario, slots: Sequence[Slot], measured: Sequence[Measured], table: Table) -> list[str]:
+    """One line for each primary metric and arm whose requests succeeded and show no such value: why blocks are lost."""
+    good = {(item.block, item.arm) for item in measured if item.sample.error is None}
+    found: dict[tuple[str, str], int] = {}
+    for slot in slots:
+        for metric in scenario.primary:
+            if quantile_name(metric.partition("@")[0]):
+                continue  # its own note says so
+            if (metric, slot.block, slot.arm) not in table and (slot.block, slot.arm) in good:
+                found[metric, slot.arm] = found.get((metric, slot.arm), 0) + 1
+    return [f"{metric}: {count} slots of {arm} show no such value" for (metric, arm), count in found.items()]
+
+
 def medians(
     scenario: Scenario, names: Sequence[str], table: Table, valid: Sequence[int]
 ) -> dict[str, dict[str, float]]:
