@@ -389,7 +389,7 @@ def rows_sha256(rows: Iterable[Mapping[str, Any]]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         told = {name: value for name, value in row.items() if value is not None}
-        digest.update(json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8") + b"\n")
+        digest.update(json.dumps(told, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8") + b"\n")
     return digest.hexdigest()
 
 

@@ -222,8 +222,10 @@ class Record:
         if self.path.suffix == SUFFIX:
             return read_journal(self.path)[1]
         columns = dict.fromkeys(schema.COLUMNS[self.kind])
-        rows: list[dict[str, Any]] = read_table(self.path).to_pylist()
-        return [{**columns, **row} for row in rows]
+        try:
+            return [{**columns, **row} for row in read_table(self.path).to_pylist()]
+        except OverflowError as error:  # a date that Python has not
+            raise RecordError(f"{self.path.name} is a broken Parquet file: {error}") from error
 
     @cached_property
     def rows(self) -> "pd.DataFrame":
@@ -243,11 +245,10 @@ def read_frame(records: Iterable[Record]) -> "pd.DataFrame":
     tables = [declared.empty_table()]
     try:
         for record in records:
-            is_journal = record.path.suffix == SUFFIX
-            rows = pa.Table.from_pylist(record.row_dicts, schema=declared) if is_journal else read_table(record.path)
-            tables.append(rows)
+            is_file = record.path.suffix != SUFFIX
+            tables.append(read_table(record.path) if is_file else pa.Table.from_pylist(record.row_dicts, declared))
         frame: pd.DataFrame = pa.concat_tables(tables, promote_options="default").to_pandas()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         names = ", ".join(record.path.name for record in records[:4])
         raise RecordError(f"columns of {names} do not fit together: {first_line(error)}") from error
     return frame

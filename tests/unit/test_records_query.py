@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pocketllm.cli.main import app
-from pocketllm.errors import OptionError, UnsupportedFeatureError
+from pocketllm.errors import OptionError, RecordError, UnsupportedFeatureError
 from pocketllm.evidence import schema
 from pocketllm.evidence.query.difference import difference
 from pocketllm.evidence.query.frames import Frames
@@ -332,6 +333,28 @@ def test_a_column_of_another_type_and_a_broken_file_are_found(tmp_path: Path) ->
     assert "n_out='five' is a str, not int32" in verify(path).faults[0]
     path.write_bytes(path.read_bytes()[:100])
     assert "is not a Parquet file" in verify(path).faults[0]
+
+
+def with_column(path: Path, value: pa.Scalar) -> Path:
+    """The record with a column that a later version might have added, digest left alone."""
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("later", pa.repeat(value, len(table))), path)
+    return path
+
+
+def test_a_column_of_a_type_that_this_version_never_writes_is_read_and_told(tmp_path: Path) -> None:
+    path = with_column(bench(tmp_path), pa.scalar(datetime(2026, 1, 1), pa.timestamp("ns")))
+
+    assert "rows_sha256 differs" in " ".join(verify(path).faults)
+    assert "later" in Frames.load(tmp_path).requests
+
+
+def test_a_date_that_is_none_is_a_broken_file(tmp_path: Path) -> None:
+    path = with_column(bench(tmp_path), pa.scalar(2**60, pa.date64()))
+
+    assert "broken Parquet file" in " ".join(verify(path).faults)
+    with pytest.raises(RecordError, match="do not fit together"):
+        _ = Frames.load(tmp_path).requests
 
 
 def test_an_old_record_without_digests_and_one_judged_by_other_rules_are_noted(tmp_path: Path) -> None:
