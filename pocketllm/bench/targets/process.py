@@ -27,7 +27,8 @@ TOLD = re.compile(
     r"^(POCKETLLM|OMP|KMP|GOMP|MKL|OPENBLAS|TORCH|CUDA|NCCL|GGML|LLAMA|VLLM|SGLANG|OLLAMA|HF_HUB|MALLOC)_|^LD_PRELOAD$"
 )
 """Environment variables that a record tells: those that change how an engine runs."""
-SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+SECRET = re.compile(r"key|token|secret|password|user|host|addr|_ip$|_id$", re.IGNORECASE)
+"""Of those, what names a credential, a person or a machine."""
 OWN_KEYS = ("POCKETLLM_API_KEY",)
 """Variables that an arm's server must not inherit: it would ask the benchmark for a key."""
 WITHOUT_FLAG = frozenset({"test_step_delay"})
@@ -176,7 +177,7 @@ def launch_environment(arm: Arm, values: Mapping[str, str]) -> dict[str, str]:
 def told_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The allow-list: variables that change how an engine runs, and no secrets.
 
-    >>> told_environment({"OMP_NUM_THREADS": "2", "HOME": "/root", "VLLM_API_KEY": "x"})
+    >>> told_environment({"OMP_NUM_THREADS": "2", "HOME": "/root", "VLLM_API_KEY": "x", "VLLM_HOST_IP": "10.0.0.5"})
     {'OMP_NUM_THREADS': '2'}
     """
     return {name: value for name, value in sorted(environment.items()) if TOLD.search(name) and not SECRET.search(name)}
