@@ -202,6 +202,12 @@ def test_a_query_that_is_wrong_or_reaches_for_files_is_refused_in_a_sentence(tmp
     assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
 
 
+@pytest.mark.parametrize("query", ["", "-- nothing"])
+def test_an_empty_query_is_refused_in_a_sentence(tmp_path: Path, query: str) -> None:
+    with pytest.raises(OptionError, match="the query is empty"):
+        ask(Frames.load(tmp_path), query)
+
+
 def test_without_duckdb_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
 

@@ -40,6 +40,8 @@ def ask(frames: Frames, query: str) -> Answer:
         connection.execute("set enable_external_access = false; set lock_configuration = true")
         try:
             found = connection.execute(query)
+            if found is None:
+                raise OptionError(f"the query is empty; views: {', '.join(VIEWS)}")
             columns = tuple(column[0] for column in found.description or ())
             return Answer(columns, tuple(found.fetchall()))
         except duckdb.Error as error:
