@@ -111,10 +111,14 @@ def gaps_s(request: Timed) -> list[float]:
 
     None where only the first and the last stamp were kept.
     """
-    stamps = request.chunk_t_ns
-    if len(stamps) == 2 and not request.chunk_ntok and request.n_out > 2:
+    if has_ends_only(request):
         return []
-    return [seconds(before, after) for before, after in pairwise(stamps)]
+    return [seconds(before, after) for before, after in pairwise(request.chunk_t_ns)]
+
+
+def has_ends_only(request: Timed) -> bool:
+    """Whether a request shows its first and last stamp, and none of those between: what a record may leave out."""
+    return len(request.chunk_t_ns) == 2 and not request.chunk_ntok and request.n_out != 2
 
 
 def is_token_by_token(requests: Sequence[Timed]) -> bool:
@@ -130,8 +134,8 @@ def prefill_s(request: Timed) -> float | None:
 
 
 def first_decode_s(request: Timed) -> float | None:
-    """The gap after the first token, per token of its chunk."""
-    if len(request.chunk_t_ns) < 2:
+    """The gap after the first token, per token of its chunk; None where it was not kept."""
+    if len(request.chunk_t_ns) < 2 or has_ends_only(request):
         return None
     count = request.chunk_ntok[1] if request.chunk_ntok else 1
     return seconds(request.chunk_t_ns[0], request.chunk_t_ns[1]) / max(count, 1)

@@ -163,3 +163,14 @@ def test_every_metric_can_be_shown_with_its_unit(name: str) -> None:
     assert metric is latency.METRICS[name]
     assert metric.show(0.5) > 0
     assert metric.shown
+
+
+def test_what_was_not_kept_of_a_request_is_no_second_token_and_no_gap() -> None:
+    ends = replace(timing([0.5, 1.5]), chunk_ntok=[], n_out=11)
+    one = replace(timing([0.5, 0.5]), chunk_ntok=[], n_out=1)
+
+    for request in (ends, one):
+        assert latency.first_decode_s(request) is None
+        assert latency.gaps_s(request) == []
+    assert latency.decode_s(ends) == pytest.approx(0.1)
+    assert latency.first_decode_s(replace(ends, n_out=2)) == pytest.approx(1.0)
