@@ -48,7 +48,7 @@ def checkouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runner")
     for name in ("new", "base"):
         (folder / name / "pocketllm").mkdir(parents=True)
-        (folder / name / "pocketllm" / "__init__.py").write_text("")
+        (folder / name / "pocketllm" / "__init__.py").write_text(f"# {name}\n")
     write_llama(folder / "tiny.gguf")
     return folder
 
