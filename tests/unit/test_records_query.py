@@ -341,6 +341,15 @@ def test_a_column_of_another_type_and_a_broken_file_are_found(tmp_path: Path) ->
     assert "is not a Parquet file" in verify(path).faults[0]
 
 
+def test_a_row_that_names_a_user_is_found(tmp_path: Path) -> None:
+    path = bench(tmp_path)
+    table = pq.read_table(path)
+    told = pa.repeat(pa.scalar("no file /home/somebody/x.gguf"), len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("error"), "error", told), path)
+
+    assert "it tells what should be redacted, under column error" in verify(path).faults
+
+
 def with_column(path: Path, value: pa.Scalar) -> Path:
     """The record with a column that a later version might have added, digest left alone."""
     table = pq.read_table(path)

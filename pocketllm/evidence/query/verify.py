@@ -10,7 +10,7 @@ from pocketllm.errors import RecordError
 from pocketllm.evidence import schema
 from pocketllm.evidence.journal import SUFFIX
 from pocketllm.evidence.provenance.redaction import scrub
-from pocketllm.evidence.store import ULID, Record, load_record
+from pocketllm.evidence.store import FREE_TEXT, ULID, Record, load_record
 
 YEAR = re.compile(r"year=(\d{4})")
 
@@ -40,7 +40,7 @@ def verify(path: Path, rules_sha256: str | None = None, again: Again | None = No
         rows = record.row_dicts
     except RecordError as error:
         return Finding(path.stem, path, (str(error),))
-    faults = [*identity(record), *columns(record, rows), *keys(record), *privacy(record)]
+    faults = [*identity(record), *columns(record, rows), *keys(record), *privacy(record, rows)]
     digest_faults, notes = digests(record, rows)
     told = record.document.get("rules_sha256")
     if rules_sha256 is not None and told is not None and told != rules_sha256:
@@ -90,10 +90,12 @@ def keys(record: Record) -> list[str]:
     return [f"its document lacks {', '.join(missing)}"] if missing else []
 
 
-def privacy(record: Record) -> list[str]:
-    """Nothing in the document would be redacted today."""
+def privacy(record: Record, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Nothing in the document, or in the sentences of its rows, would be redacted today."""
     changed = [key for key, value in record.document.items() if scrub(value) != value]
-    return [f"its document tells what should be redacted, under {', '.join(changed)}"] if changed else []
+    texts = ((name, row.get(name)) for row in rows for name in FREE_TEXT)
+    changed += dict.fromkeys(f"column {name}" for name, text in texts if text and scrub(text) != text)
+    return [f"it tells what should be redacted, under {', '.join(changed)}"] if changed else []
 
 
 def digests(record: Record, rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
