@@ -56,6 +56,8 @@ def row_of(arm: Arm, slot: Slot | None, phase: str, number: int, ask: Ask, sampl
         "error": sample.error,
         "out_ids_sha256": ids_sha256(sample.out_ids) if sample.out_ids else None,
         "loop_lag_ms": sample.loop_lag_ms,
+        "compiles": sample.compiles,
+        "srv_running": sample.srv_running,
     }
 
 

@@ -157,6 +157,7 @@ def measured_of(slot: Slot, point: Point, ask: Ask, sample: Sample, state: Mappi
         warm=point.expects_cached,
         throttle_mask=state.get("throttle_mask"),
         loop_lag_ms=sample.loop_lag_ms,
+        compiles=sample.compiles,
     )
 
 

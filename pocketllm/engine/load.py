@@ -55,7 +55,8 @@ class Engine:
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
         steps = SlowedRunner(runner, delay) if delay else runner
-        return EngineLoop(Scheduler(limits, self.model.vocab_size, seed), steps, self.tokenizer)
+        scheduler = Scheduler(limits, self.model.vocab_size, seed)
+        return EngineLoop(scheduler, steps, self.tokenizer, lambda: getattr(ops, "num_compiles", 0))
 
     def sibling(self, **switchable: Any) -> "Engine":
         """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.

@@ -19,7 +19,7 @@ from typing import Any
 
 from pocketllm.errors import RecordError
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 DOCUMENT_KEY = b"pocketllm.run"
 """Key of the run document among a Parquet file's key-value metadata."""
 DIGEST_KEY = b"pocketllm.run.sha256"
@@ -72,6 +72,7 @@ BENCH_COLUMNS: Mapping[str, str] = {
     "point": "string",  # label of the scenario's point
     "offered": "int32",  # requests that the slot was to keep in flight
     "compiles": "int32",  # compilations and graph captures inside the request's window
+    "srv_running": "double",  # requests that the server computed at a time, by its own gauge
 }
 GOLDEN_COLUMNS: Mapping[str, str] = {
     **COMMON_COLUMNS,

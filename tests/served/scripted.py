@@ -105,6 +105,7 @@ class ScriptedLoop:
             num_waiting=0,
             kv_usage=0.0,
             num_preemptions=0,
+            num_compiles=0,
             num_prefix_queried_tokens=None,
             num_prefix_hit_tokens=None,
         )

@@ -82,7 +82,7 @@ def test_metrics_count_what_happened(serve: Callable[..., Served]) -> None:
 
 
 STEMS = """
-num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total prompt_tokens_total
+num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total num_compiles_total prompt_tokens_total
 generation_tokens_total request_success_total cancellations_total admission_rejections_total
 time_to_first_token_seconds_count inter_token_latency_seconds_count request_time_per_output_token_seconds_count
 e2e_request_latency_seconds_count request_queue_time_seconds_count request_prefill_time_seconds_count

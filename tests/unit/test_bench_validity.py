@@ -165,7 +165,12 @@ CASES = [
         off={"spoil": only("b", together, [5])},
     ),
     Case(
-        *("V13", "block", 6.0),
+        *("V10", "note", 0.5),
+        on={"spoil": only("b", lambda item: changed(srv_running=1.0)(together(item)), [5])},
+        off={"spoil": only("b", lambda item: changed(srv_running=2.0)(together(item)), [5])},
+    ),
+    Case(
+        *("V13", "block", 3.0),
         on={"spoil": only("b", condition(compiles=3), [5])},
         off={"spoil": only("b", condition(compiles=0), [5])},
     ),

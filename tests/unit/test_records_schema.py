@@ -21,7 +21,7 @@ BENCH_ROW_OF_THE_DESIGN = """run_id, schema, kind, arm, arm_role, arm_sha256, st
 prev_arm, phase, request, prompt_id, prompt_sha256, n_prompt, n_cached, n_out, t_sched_ns, t_send_ns, t_first_ns,
 t_first_content_ns, t_last_ns, chunk_t_ns, chunk_ntok, srv_prefill_s, srv_decode_s, srv_queue_s, finish, http_status,
 error, out_ids_sha256, loop_lag_ms, gpu_clk_sm, gpu_clk_mem, gpu_temp, gpu_power, throttle_mask, cpu_freq, rss, vram,
-point, offered, compiles"""
+point, offered, compiles, srv_running"""
 
 BENCH_DOCUMENT = {"device_class": "cpu", "scenario": "decode", "arms": [], "schedule": [], "seed": 1}
 BENCH_END = {"checks": [], "results": [], "valid": True, "null_valid": True, "served": False}

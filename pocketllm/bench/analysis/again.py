@@ -153,6 +153,7 @@ def measured_of(row: Mapping[str, Any], warm: bool) -> Measured:
         chunk_ntok=row["chunk_ntok"] or [],
         **{name: row[name] for name in ("n_prompt", "n_cached", "finish", "http_status", "error")},
         **{name: row[name] for name in ("srv_prefill_s", "srv_decode_s", "srv_queue_s", "loop_lag_ms")},
+        srv_running=row.get("srv_running"),
         n_out=row["n_out"] or 0,
     )
     return Measured(

@@ -56,6 +56,10 @@ class Sample:
     srv_prefill_s: float | None = None
     srv_decode_s: float | None = None
     srv_queue_s: float | None = None
+    srv_running: float | None = None
+    """Requests that the server computed at a time while its load offered all: the median of its own gauge."""
+    compiles: int | None = None
+    """Kernel compilations and graph captures of the server around this request; None where it does not count them."""
     loop_lag_ms: float | None = None
     """How late the client's own threads woke while this request ran (p99); None: no client in between."""
 

@@ -27,6 +27,7 @@ class Running:
     ids: list[int] = field(default_factory=list)
     stamps: list[int] = field(default_factory=list)
     end: Any = None
+    compiles_before: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -87,6 +88,7 @@ class EngineTarget:
         # who is due while a step runs has come to the engine and waits for it: from then on it is time to first token
         sent = now if ask.offset_s is None else begin_ns + round(ask.offset_s * 1e9)
         one = Running(Sample(t_sched_ns=sent, t_send_ns=sent, t_start_ns=now, n_prompt=len(ask.prompt_token_ids)))
+        one.compiles_before = self.engine.loop.stats().num_compiles
 
         def sink(event: "Event") -> None:
             stamp = time.perf_counter_ns()
@@ -98,6 +100,7 @@ class EngineTarget:
                 case FinishEvent():
                     one.sample.out_text += event.text
                     one.end = event
+                    one.sample.compiles = self.engine.loop.stats().num_compiles - one.compiles_before
 
         try:
             self.engine.loop.submit(request, sink)

@@ -6,7 +6,6 @@ known is asked in plain OpenAI, and what it cannot show is absent from the sampl
 
 import hashlib
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pocketllm.bench.targets.contract import Ask, Need, Sample
+from pocketllm.bench.targets.gauges import GaugeWatch, Reading, parse_metrics, parse_slots
 from pocketllm.bench.targets.streams import run_load
 from pocketllm.errors import NotJudgedError
 from pocketllm.golden.entry_points.http import error_text
@@ -27,12 +27,6 @@ READ_S = 300.0
 MAX_ERROR_TEXT = 300
 SENDING = "http11.send_request_headers.started"
 """httpcore's name for the moment that a request begins to leave."""
-BUSY = re.compile(
-    r"^(?:pocketllm:num_requests_(?:running|waiting)|vllm:num_requests_(?:running|waiting)"
-    r"|sglang:num_(?:running|queue)_reqs|llamacpp:requests_(?:processing|deferred))(?:\{.*\})? (\S+)$",
-    re.MULTILINE,
-)
-"""What servers call their requests in flight under /metrics."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +138,12 @@ class OpenAIHTTPTarget:
         return self.load([ask], 1)[0]
 
     def load(self, asks: Sequence[Ask], concurrency: int) -> list[Sample]:
-        """A thread for each request in flight."""
-        return run_load(self.send, asks, concurrency)
+        """A thread for each request in flight, and what the server says of itself meanwhile."""
+        is_closed = all(ask.offset_s is None for ask in asks)
+        with GaugeWatch(self.read_gauges, concurrency if is_closed else 1) as watch:
+            samples = run_load(self.send, asks, concurrency)
+        watch.fill(samples)
+        return samples
 
     def send(self, ask: Ask, due_ns: int) -> Sample:
         """Stream one completion. Sent: its head leaves over a connection that is made. Reads are stamped unparsed."""
@@ -208,14 +206,26 @@ class OpenAIHTTPTarget:
 
     def server_in_flight(self) -> int | None:
         """Requests running and waiting as the server counts them; None where it does not say."""
+        reading = self.read_gauges()
+        return None if reading is None else reading.in_flight
+
+    def read_gauges(self) -> Reading | None:
+        """What the server says of itself now; None where it does not say."""
         import httpx
 
+        asked_ns = time.perf_counter_ns()
         try:
             answer = self.client.get("/metrics")
-        except httpx.HTTPError:
+            counts = parse_metrics(answer.text) if answer.status_code == 200 else {}
+            if all(count is None for count in counts.values()) and self.dialect.name == "llama-server":
+                answer = self.client.get("/slots")
+                counts = {"running": parse_slots(answer.json()) if answer.status_code == 200 else None}
+        except (httpx.HTTPError, ValueError):
             return None
-        counts = BUSY.findall(answer.text) if answer.status_code == 200 else []
-        return round(sum(float(count) for count in counts)) if counts else None
+        if all(count is None for count in counts.values()):
+            return None
+        found = {name: counts.get(name) for name in ("running", "waiting", "compiles")}
+        return Reading(asked_ns, time.perf_counter_ns(), **found)
 
     def reset_cache(self) -> bool | None:
         """Ask for it, and read whether it happened: a reset can answer 200 and say that it failed."""

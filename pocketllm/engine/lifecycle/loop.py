@@ -71,8 +71,16 @@ class _Wake:
 class EngineLoop:
     """Requests in, events out."""
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        tokenizer: Tokenizer,
+        num_compiles: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """num_compiles: what `LoopStats` says of the backend below the runner."""
         self._scheduler = scheduler
+        self._num_compiles = num_compiles
         self._runner = runner
         self._tokenizer = tokenizer
         # SimpleQueue.put may be called from a signal handler, so that ctrl-C can cancel
@@ -152,6 +160,7 @@ class EngineLoop:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_preemptions=scheduler.num_preemptions,
+            num_compiles=self._num_compiles(),
             num_prefix_queried_tokens=None if cache is None else cache.num_queried_tokens,
             num_prefix_hit_tokens=None if cache is None else cache.num_hit_tokens,
             finished={reason.value: self._counters.finished[reason.value] for reason in FinishReason},

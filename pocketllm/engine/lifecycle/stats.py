@@ -32,6 +32,8 @@ class LoopStats:
     """Refused at the door: the queue was full, or the request could not be served."""
     num_cancelled: int
     num_failed_steps: int
+    num_compiles: int
+    """Kernel compilations and graph captures of the backend since its load began; 0 where it has none."""
     finished: Mapping[str, int]
     """Requests by finish reason."""
 

@@ -39,6 +39,7 @@ class LoopCollector:
             yield gauge
         counters = {
             "num_preemptions": ("Requests sent back to waiting because blocks ran out.", stats.num_preemptions),
+            "num_compiles": ("Kernel compilations and graph captures.", stats.num_compiles),
             "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_queried_tokens),
             "prefix_cache_hits": ("Tokens found there, and not computed.", stats.num_prefix_hit_tokens),
         }

@@ -85,7 +85,11 @@ class Experts:
 
 
 class Ops(Protocol):
-    """What a backend offers to model families."""
+    """What a backend offers to model families.
+
+    One that compiles kernels or captures graphs counts them in an attribute `num_compiles` (int, since it was opened):
+    a benchmark throws away what was timed while it grew. Without the attribute it is 0.
+    """
 
     # -- at load ---------------------------------------------------------------------------------------------------
     def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Weight:
