@@ -1,6 +1,6 @@
-// Attention of some rows of queries over tiles of keys at fixed places. Each tile gives a partial result (a sum of values,
-// the largest score and the sum of weights), and partials are merged first tile first: so a row's bits depend neither on
-// which rows are computed beside it nor on which threads compute the tiles.
+// Attention of some rows of queries over tiles of keys at fixed places. Each tile gives a partial result (a sum of
+// values, the largest score and the sum of weights), and partials are merged first tile first: so a row's bits depend
+// neither on which rows are computed beside it nor on which threads compute the tiles.
 #include "attention/attention.h"
 #include "attention/tile.h"
 
@@ -88,7 +88,7 @@ void write_row(const AttentionRows& rows, int row, const float* total) {
 
 // One tile's partial result of each row, to `out` [rows][ld].
 template <class Element>
-void attend_tile(const AttentionRows& rows, int index, const Scratch& scratch, float* out) {
+void attend_tile(const AttentionRows& rows, int index, bool is_first, const Scratch& scratch, float* out) {
     constexpr bool is_int8 = std::is_same_v<Element, int8_t>;
     const KvLayout& cache = *rows.cache;
     const int count = rows.last_row - rows.first_row, lanes = padded_lanes(cache.value_dim);
@@ -104,7 +104,12 @@ void attend_tile(const AttentionRows& rows, int index, const Scratch& scratch, f
     const int first = outer.first / kStrip, last = (outer.last + kStrip - 1) / kStrip;
     Tile<Element> tile;
     locate(rows, index, first, last, scratch.room, tile);
-    score(scratch.q, scratch.ld_q, count, cache.key_dim, tile, first, last, scratch.weights);
+    look_ahead(rows, index, tile);
+    if (is_first && count <= kRowsThatWait) {
+        for (int strip = first; strip < last; ++strip)
+            fetch(tile.keys[strip], 0, lines_of<Element>(tile.key_stride * cache.key_dim));
+    }
+    score(scratch.q, scratch.ld_q, count, cache.key_dim, cache.value_dim, tile, first, last, scratch.weights);
     for (int r = 0; r < count; ++r) {
         float* weights = scratch.weights + r * kAttentionTile;
         if (spans[r].first == spans[r].last) continue;
@@ -118,14 +123,16 @@ void attend_tile(const AttentionRows& rows, int index, const Scratch& scratch, f
     }
     // keys that all rows see go together; what a row may not see it must not even weigh with zero: it may be infinite
     const auto row_alone = [&](int r, int from, int to) {
-        if (from < to) mix(scratch.weights + r * kAttentionTile, 1, tile, cache.value_dim, from, to, out + r * scratch.ld, scratch.ld);
+        if (from >= to) return;
+        mix(scratch.weights + r * kAttentionTile, 1, tile, cache.key_dim, cache.value_dim, from, to,
+            out + r * scratch.ld, scratch.ld);
     };
     if (inner.first >= inner.last) {
         for (int r = 0; r < count; ++r) row_alone(r, spans[r].first, spans[r].last);
         return;
     }
     for (int r = 0; r < count; ++r) row_alone(r, spans[r].first, inner.first);
-    mix(scratch.weights, count, tile, cache.value_dim, inner.first, inner.last, out, scratch.ld);
+    mix(scratch.weights, count, tile, cache.key_dim, cache.value_dim, inner.first, inner.last, out, scratch.ld);
     for (int r = 0; r < count; ++r) row_alone(r, inner.last, spans[r].last);
 }
 
@@ -143,7 +150,7 @@ void attend_as(const AttentionRows& rows, int first_tile, int last_tile, float* 
         float* out = partials            ? partials + int64_t(tile - first_tile) * count * scratch.ld
                      : tile > first_tile ? scratch.tile
                                          : scratch.total;
-        attend_tile<Element>(rows, tile, scratch, out);
+        attend_tile<Element>(rows, tile, tile == first_tile, scratch, out);
         if (out != scratch.tile) continue;
         for (int r = 0; r < count; ++r) merge_row(scratch.total + r * scratch.ld, out + r * scratch.ld, lanes);
     }

@@ -6,6 +6,14 @@ namespace pocketllm::POCKETLLM_ISA {
 
 namespace {
 
+// Ask for the lines that a head's values go to, all at once: they are long gone from the caches.
+template <class Element>
+void fetch(int dim, Element* to, int64_t stride) {
+    constexpr int kLine = 64;
+    const int64_t step = stride * int64_t(sizeof(Element)) < kLine ? kLine / (stride * int64_t(sizeof(Element))) : 1;
+    for (int64_t i = 0; i < dim; i += step) __builtin_prefetch(to + i * stride, 1);
+}
+
 template <class Element>
 void put(const float* from, int dim, Element* to, int64_t stride) {
     for (int i = 0; i < dim; ++i) narrow(from[i], to[i * stride]);
@@ -25,6 +33,10 @@ void put_all(const KvLayout& cache, uint8_t* place, int64_t offset, const float*
     const int64_t size = cache.block_size;
     Element* keys = (Element*)place;
     Element* values = (Element*)(place + cache.values_at);
+    for (int head = 0; head < cache.kv_heads; ++head) {
+        fetch(cache.key_dim, keys + head * cache.key_dim * size + offset, size);
+        fetch(cache.value_dim, values + (head * size + offset) * cache.value_dim, 1);
+    }
     for (int head = 0; head < cache.kv_heads; ++head, k += cache.key_dim, v += cache.value_dim) {
         put(k, cache.key_dim, keys + head * cache.key_dim * size + offset, size);
         put(v, cache.value_dim, values + (head * size + offset) * cache.value_dim, 1);
@@ -38,7 +50,8 @@ void put_all_int8(const KvLayout& cache, uint8_t* place, int64_t offset, const f
     float* key_scales = (float*)(place + cache.key_scales_at);
     float* value_scales = (float*)(place + cache.value_scales_at);
     for (int head = 0; head < cache.kv_heads; ++head, k += cache.key_dim, v += cache.value_dim) {
-        put_int8(k, cache.key_dim, keys + head * cache.key_dim * size + offset, size, key_scales + head * size + offset);
+        put_int8(k, cache.key_dim, keys + head * cache.key_dim * size + offset, size,
+                 key_scales + head * size + offset);
         put_int8(v, cache.value_dim, values + (head * size + offset) * cache.value_dim, 1,
                  value_scales + head * size + offset);
     }

@@ -12,12 +12,27 @@ constexpr int kStrips = kAttentionTile / kStrip;
 
 template <class Element>
 struct Tile {
-    const Element* keys[kStrips];  // dimension d of its 16 keys at d * key_stride
+    const Element* keys[kStrips];    // dimension d of its 16 keys at d * key_stride
     const Element* values[kStrips];  // [16][value_dim]
     const float* key_scales[kStrips];
     const float* value_scales[kStrips];
     int64_t key_stride;
+    const Element* next_keys[kStrips];  // of the next tile, or null: fetched while this one's values are mixed
 };
+
+// Where the next tile's strips of keys are, as far as the row that sees most keys looks.
+template <class Element>
+void look_ahead(const AttentionRows& rows, int tile, Tile<Element>& out) {
+    const KvLayout& cache = *rows.cache;
+    const int64_t size = cache.block_size;
+    for (int strip = 0; strip < kStrips; ++strip) {
+        const int64_t key = int64_t(tile + 1) * kAttentionTile + strip * kStrip;
+        const bool is_there = size % kStrip == 0 && key < rows.seq_len;
+        const uint8_t* place = is_there ? rows.layer + rows.blocks[key / size] * cache.block_bytes : nullptr;
+        out.next_keys[strip] =
+            place ? (const Element*)place + rows.kv_head * cache.key_dim * size + key % size : nullptr;
+    }
+}
 
 // Where strips [first, last) of tile `tile` are. Blocks that are not whole strips are gathered in `room`.
 template <class Element>
@@ -62,13 +77,34 @@ void locate(const AttentionRows& rows, int tile, int first, int last, float* roo
     }
 }
 
+// Lines of memory that are asked for ahead of their use: a sequence's blocks lie apart, so the processor does not guess
+// them. Few rows only: with many, the work on a line is longer than its way.
+constexpr int kLine = 64;
+constexpr int kRowsThatWait = 4;
+
+template <class Element>
+constexpr int lines_of(int64_t elements) {
+    return int((elements * int64_t(sizeof(Element)) + kLine - 1) / kLine);
+}
+
+// Lines [first, last) of a strip.
+inline void fetch(const void* strip, int first, int last) {
+    for (int line = first; line < last; ++line) __builtin_prefetch((const char*)strip + int64_t(line) * kLine);
+}
+
 // Scores of R rows with S strips: q [R][ld_q] · keys → out [R][kAttentionTile].
 template <int R, int S, class Element>
-inline void score_block(const float* q, int ld_q, int key_dim, const Tile<Element>& tile, int strip, float* out) {
+inline void score_block(const float* q, int ld_q, int key_dim, int value_dim, const Tile<Element>& tile, int strip,
+                        float* out) {
     Floats sums[R][S];
     for (int r = 0; r < R; ++r)
         for (int s = 0; s < S; ++s) sums[r][s] = all(0.0f);
+    const int value_lines = lines_of<Element>(int64_t(kStrip) * value_dim),
+              each = (value_lines + key_dim - 1) / key_dim;
     for (int d = 0; d < key_dim; ++d) {
+        if (R <= kRowsThatWait && d * each < value_lines) {
+            for (int s = 0; s < S; ++s) fetch(tile.values[strip + s], d * each, d * each + each);
+        }
         Floats keys[S];
         for (int s = 0; s < S; ++s) keys[s] = load(tile.keys[strip + s] + d * tile.key_stride);
         for (int r = 0; r < R; ++r) {
@@ -81,20 +117,22 @@ inline void score_block(const float* q, int ld_q, int key_dim, const Tile<Elemen
 }
 
 template <int R, int S, class Element>
-void score_rows(const float* q, int ld_q, int key_dim, const Tile<Element>& tile, int first, int last, float* out) {
+void score_rows(const float* q, int ld_q, int key_dim, int value_dim, const Tile<Element>& tile, int first, int last,
+                float* out) {
     int strip = first;
-    for (; strip + S <= last; strip += S) score_block<R, S>(q, ld_q, key_dim, tile, strip, out);
-    for (; strip < last; ++strip) score_block<R, 1>(q, ld_q, key_dim, tile, strip, out);
+    for (; strip + S <= last; strip += S) score_block<R, S>(q, ld_q, key_dim, value_dim, tile, strip, out);
+    for (; strip < last; ++strip) score_block<R, 1>(q, ld_q, key_dim, value_dim, tile, strip, out);
 }
 
 // As many rows at once as there are registers for.
 template <class Element>
-void score(const float* q, int ld_q, int rows, int key_dim, const Tile<Element>& tile, int first, int last, float* out) {
+void score(const float* q, int ld_q, int rows, int key_dim, int value_dim, const Tile<Element>& tile, int first,
+           int last, float* out) {
     int row = 0;
     const auto take = [&](auto block, auto strips) {
         constexpr int R = decltype(block)::value, S = decltype(strips)::value;
         for (; row + R <= rows; row += R) {
-            score_rows<R, S>(q + row * ld_q, ld_q, key_dim, tile, first, last, out + row * kAttentionTile);
+            score_rows<R, S>(q + row * ld_q, ld_q, key_dim, value_dim, tile, first, last, out + row * kAttentionTile);
         }
     };
     if (kNative == 16) take(Int<12>(), Int<2>());
@@ -106,15 +144,18 @@ void score(const float* q, int ld_q, int rows, int key_dim, const Tile<Element>&
 
 // sums [R][ld] += weights [R][kAttentionTile] · values over keys [first, last) and V vectors of dimensions.
 template <int R, int V, class Element>
-inline void mix_block(const float* weights, const Tile<Element>& tile, int value_dim, int first, int last, float* sums,
-                      int ld) {
+inline void mix_block(const float* weights, const Tile<Element>& tile, int key_dim, int value_dim, int first, int last,
+                      float* sums, int ld) {
     Floats acc[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * ld + v * kLanes);
+    const int next_lines = (lines_of<Element>(int64_t(kStrip) * key_dim) + kStrip - 1) / kStrip;
     for (int key = first; key < last;) {
         const int strip = key / kStrip, end = (strip + 1) * kStrip < last ? (strip + 1) * kStrip : last;
         const Element* from = tile.values[strip] + int64_t(key % kStrip) * value_dim;
+        const Element* next = R <= kRowsThatWait ? tile.next_keys[strip] : nullptr;
         for (; key < end; ++key, from += value_dim) {
+            if (next) fetch(next, key % kStrip * next_lines, key % kStrip * next_lines + next_lines);
             Floats values[V];
             for (int v = 0; v < V; ++v) values[v] = load(from + v * kLanes);
             for (int r = 0; r < R; ++r) {
@@ -129,14 +170,17 @@ inline void mix_block(const float* weights, const Tile<Element>& tile, int value
 
 // Lanes past value_dim hold the next key's values; they are never read.
 template <int R, class Element>
-void mix_rows(const float* weights, const Tile<Element>& tile, int value_dim, int first, int last, float* sums, int ld) {
+void mix_rows(const float* weights, const Tile<Element>& tile, int key_dim, int value_dim, int first, int last,
+              float* sums, int ld) {
     int at = 0;
     Tile<Element> moved = tile;
     const auto take = [&](auto block) {
         constexpr int V = decltype(block)::value;
         for (; at + V * kLanes <= padded_lanes(value_dim); at += V * kLanes) {
-            for (int strip = first / kStrip; strip * kStrip < last; ++strip) moved.values[strip] = tile.values[strip] + at;
-            mix_block<R, V>(weights, moved, value_dim, first, last, sums + at, ld);
+            for (int strip = first / kStrip; strip * kStrip < last; ++strip)
+                moved.values[strip] = tile.values[strip] + at;
+            mix_block<R, V>(weights, moved, key_dim, value_dim, first, last, sums + at, ld);
+            for (const Element*& next : moved.next_keys) next = nullptr;
         }
     };
     if (kNative == 16) take(Int<4>());
@@ -145,12 +189,13 @@ void mix_rows(const float* weights, const Tile<Element>& tile, int value_dim, in
 }
 
 template <class Element>
-void mix(const float* weights, int rows, const Tile<Element>& tile, int value_dim, int first, int last, float* sums, int ld) {
+void mix(const float* weights, int rows, const Tile<Element>& tile, int key_dim, int value_dim, int first, int last,
+         float* sums, int ld) {
     int row = 0;
     const auto take = [&](auto block) {
         constexpr int R = decltype(block)::value;
         for (; row + R <= rows; row += R) {
-            mix_rows<R>(weights + row * kAttentionTile, tile, value_dim, first, last, sums + row * ld, ld);
+            mix_rows<R>(weights + row * kAttentionTile, tile, key_dim, value_dim, first, last, sums + row * ld, ld);
         }
     };
     if (kNative == 16) take(Int<6>());

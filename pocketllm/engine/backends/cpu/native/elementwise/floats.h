@@ -1,5 +1,5 @@
-// Sixteen floats, in as many registers as the instruction set at hand needs for them, and the few operations that kernels
-// are written in. Each is exact or rounds each lane by itself, so a lane's bits do not depend on its neighbors.
+// Sixteen floats, in as many registers as the instruction set at hand needs for them, and the few operations that
+// kernels are written in. Each is exact or rounds each lane by itself, so a lane's bits do not depend on its neighbors.
 //
 // Included by sources that are compiled once for each instruction set; everything here is local to the one at hand.
 #pragma once
@@ -39,9 +39,9 @@ struct Floats {
     NativeFloats part[kParts];
 };
 
-#define POCKETLLM_LANEWISE(expression)                            \
-    Floats out;                                                   \
-    for (int i = 0; i < kParts; ++i) out.part[i] = (expression);  \
+#define POCKETLLM_LANEWISE(expression)                           \
+    Floats out;                                                  \
+    for (int i = 0; i < kParts; ++i) out.part[i] = (expression); \
     return out
 
 inline Floats operator+(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(a.part[i] + b.part[i]); }
@@ -49,8 +49,12 @@ inline Floats operator-(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(a
 inline Floats operator*(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(a.part[i] * b.part[i]); }
 inline Floats operator/(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(a.part[i] / b.part[i]); }
 // a where it is not a number
-inline Floats larger(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(b.part[i] > a.part[i] ? b.part[i] : a.part[i]); }
-inline Floats smaller(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(b.part[i] < a.part[i] ? b.part[i] : a.part[i]); }
+inline Floats larger(const Floats& a, const Floats& b) {
+    POCKETLLM_LANEWISE(b.part[i] > a.part[i] ? b.part[i] : a.part[i]);
+}
+inline Floats smaller(const Floats& a, const Floats& b) {
+    POCKETLLM_LANEWISE(b.part[i] < a.part[i] ? b.part[i] : a.part[i]);
+}
 inline Floats all(float value) { POCKETLLM_LANEWISE(value - NativeFloats{}); }
 
 inline Floats load(const float* from) {
@@ -116,9 +120,14 @@ inline Floats keep(const Floats& a, int first, int last, float other) {
     return out;
 }
 
-// -- narrow numbers -------------------------------------------------------------------------------------------------------
-struct Half { uint16_t bits; };
-struct BFloat { uint16_t bits; };
+// -- narrow numbers
+// -------------------------------------------------------------------------------------------------------
+struct Half {
+    uint16_t bits;
+};
+struct BFloat {
+    uint16_t bits;
+};
 
 inline float bits_as_float(uint32_t bits) {
     float value;
@@ -134,7 +143,8 @@ inline uint32_t float_as_bits(float value) {
 inline float widen(Half h) {
     const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, rest = h.bits & 0x7fff;
     // the exponents differ by 112; multiplying instead of adding makes subnormals right
-    const uint32_t bits = rest >= 0x7c00 ? rest << 13 | 0x7f800000 : float_as_bits(bits_as_float(rest << 13) * 0x1p112f);
+    const uint32_t bits =
+        rest >= 0x7c00 ? rest << 13 | 0x7f800000 : float_as_bits(bits_as_float(rest << 13) * 0x1p112f);
     return bits_as_float(sign | bits);
 }
 inline float widen(BFloat b) { return bits_as_float(uint32_t(b.bits) << 16); }
@@ -203,8 +213,9 @@ inline Floats load(const int8_t* from) {
 #endif
 }
 
-// -- functions -----------------------------------------------------------------------------------------------------------
-// e^x within 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); at the ends it stays at e^±87.
+// -- functions
+// ----------------------------------------------------------------------------------------------------------- e^x
+// within 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); at the ends it stays at e^±87.
 inline Floats exp(Floats x) {
     x = smaller(larger(x, all(-87.0f)), all(87.0f));
     constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it leaves the nearest whole number in the low bits

@@ -6,7 +6,8 @@ namespace pocketllm::POCKETLLM_ISA {
 
 namespace {
 
-// The last values of a row go through the same lanes as all others, so that their bits do not depend on where they stand.
+// The last values of a row go through the same lanes as all others, so that their bits do not depend on where they
+// stand.
 template <class Function>
 inline void each(const float* x, const float* y, int64_t n, float* out, Function function) {
     int64_t at = 0;

@@ -49,7 +49,8 @@ class Repacking : public Phases {
 
     int num_phases() const override { return 1; }
     int num_chunks(int) override {
-        return int(std::min<int64_t>(num_groups(), 1 + int64_t(num_groups()) * int64_t(matrix_.group_bytes) / kChunkBytes));
+        return int(
+            std::min<int64_t>(num_groups(), 1 + int64_t(num_groups()) * int64_t(matrix_.group_bytes) / kChunkBytes));
     }
     void run_chunk(int, int chunk, int) override {
         const int chunks = num_chunks(0);
@@ -88,8 +89,8 @@ void pocketllm_engine_free(Engine* engine) { delete engine; }
 
 const char* pocketllm_engine_isa(const Engine* engine) { return engine->kernels->name; }
 
-const Matrix* pocketllm_matrix_new(Engine* engine, int32_t format, const uint8_t* file, int64_t file_bytes, int32_t rows,
-                                   int32_t cols, const int8_t* grid) {
+const Matrix* pocketllm_matrix_new(Engine* engine, int32_t format, const uint8_t* file, int64_t file_bytes,
+                                   int32_t rows, int32_t cols, const int8_t* grid) {
     return guarded<const Matrix*>(nullptr, [&] {
         const Layout layout = layout_of(format);
         if (!layout.block_cols) throw Refusal("no kernels for matrices of GGUF type " + std::to_string(format));
@@ -154,8 +155,9 @@ int32_t pocketllm_rms_norm(Program* program, int32_t rows, const float* x, int32
     return attempt([&] { add_rms_norm(*program, rows_of(rows), buffer(x, width), weight, weight_width, eps, out); });
 }
 
-int32_t pocketllm_project(Program* program, Engine* engine, int32_t rows, const float* x, int32_t width, const float* norm,
-                          float eps, int32_t exact, int32_t count, const ProjectionPlan* projections) {
+int32_t pocketllm_project(Program* program, Engine* engine, int32_t rows, const float* x, int32_t width,
+                          const float* norm, float eps, int32_t exact, int32_t count,
+                          const ProjectionPlan* projections) {
     return attempt([&] {
         add_project(*program, *engine->kernels, rows_of(rows), buffer(x, width), norm, eps, exact != 0,
                     {projections, projections + count});
@@ -180,8 +182,8 @@ int32_t pocketllm_attend(Program* program, KvCache* cache, int32_t layer, const 
     return attempt([&] { add_attend(*program, *cache, layer, *plan, q, out); });
 }
 
-int32_t pocketllm_elementwise(Program* program, int32_t what, int32_t rows, const float* x, int32_t width, const float* y,
-                              float* out) {
+int32_t pocketllm_elementwise(Program* program, int32_t what, int32_t rows, const float* x, int32_t width,
+                              const float* y, float* out) {
     return attempt(
         [&] { add_elementwise(*program, static_cast<Elementwise>(what), rows_of(rows), buffer(x, width), y, out); });
 }

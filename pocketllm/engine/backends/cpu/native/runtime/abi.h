@@ -1,8 +1,9 @@
 // The plain C interface of the library; pocketllm/engine/backends/cpu/library.py calls nothing else.
 //
-// What can fail returns null, or a number that is not 0, and leaves a sentence for `pocketllm_problem` in the same thread.
-// Nothing here ends the process. Objects are handed out as pointers and outlive what was made from them: programs and
-// matrices their engine. Buffers, vectors and arrays of a step are borrowed, contiguous, and must outlive their program.
+// What can fail returns null, or a number that is not 0, and leaves a sentence for `pocketllm_problem` in the same
+// thread. Nothing here ends the process. Objects are handed out as pointers and outlive what was made from them:
+// programs and matrices their engine. Buffers, vectors and arrays of a step are borrowed, contiguous, and must outlive
+// their program.
 #pragma once
 
 #include <stdint.h>
@@ -19,13 +20,14 @@ POCKETLLM_API const char* pocketllm_problem();
 POCKETLLM_API const char* pocketllm_usable_isas();  // best first, separated by a space
 
 // -- an engine: threads, an instruction set, and the matrices kept by it
-POCKETLLM_API pocketllm::Engine* pocketllm_engine_new(int32_t threads, const char* isa);  // isa: null or empty for the best
+POCKETLLM_API pocketllm::Engine* pocketllm_engine_new(int32_t threads,
+                                                      const char* isa);  // isa: null or empty for the best
 POCKETLLM_API void pocketllm_engine_free(pocketllm::Engine* engine);
 POCKETLLM_API const char* pocketllm_engine_isa(const pocketllm::Engine* engine);
 // Repack a matrix [rows, cols] from its bytes in the file. format: a GGUF type id; grid: of layouts/repack.h, or null.
-POCKETLLM_API const pocketllm::Matrix* pocketllm_matrix_new(pocketllm::Engine* engine, int32_t format, const uint8_t* file,
-                                                            int64_t file_bytes, int32_t rows, int32_t cols,
-                                                            const int8_t* grid);
+POCKETLLM_API const pocketllm::Matrix* pocketllm_matrix_new(pocketllm::Engine* engine, int32_t format,
+                                                            const uint8_t* file, int64_t file_bytes, int32_t rows,
+                                                            int32_t cols, const int8_t* grid);
 // The rest of the profile: kinds are numbered from 0; null past the last. figures: calls, seconds, bytes, operations.
 POCKETLLM_API void pocketllm_profile_start(pocketllm::Engine* engine);
 POCKETLLM_API const char* pocketllm_profile_read(const pocketllm::Engine* engine, int32_t kind, double* figures);
@@ -42,14 +44,15 @@ POCKETLLM_API void pocketllm_program_free(pocketllm::Program* program);
 POCKETLLM_API int32_t pocketllm_run(pocketllm::Program* program, const pocketllm::Step* step);
 
 // Each appends what it is called: runtime/phases/phases.h. rows: 0 tokens, 1 logit rows.
-POCKETLLM_API int32_t pocketllm_embed(pocketllm::Program* program, const pocketllm::Matrix* table, float scale, float* out);
+POCKETLLM_API int32_t pocketllm_embed(pocketllm::Program* program, const pocketllm::Matrix* table, float scale,
+                                      float* out);
 POCKETLLM_API int32_t pocketllm_rms_norm(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                          const float* weight, int32_t weight_width, float eps, float* out);
-POCKETLLM_API int32_t pocketllm_project(pocketllm::Program* program, pocketllm::Engine* engine, int32_t rows, const float* x,
-                                        int32_t width, const float* norm, float eps, int32_t exact, int32_t count,
-                                        const pocketllm::ProjectionPlan* projections);
-POCKETLLM_API int32_t pocketllm_angles(pocketllm::Program* program, const float* inv_freq, int32_t pairs, float magnitude,
-                                       float* out);
+POCKETLLM_API int32_t pocketllm_project(pocketllm::Program* program, pocketllm::Engine* engine, int32_t rows,
+                                        const float* x, int32_t width, const float* norm, float eps, int32_t exact,
+                                        int32_t count, const pocketllm::ProjectionPlan* projections);
+POCKETLLM_API int32_t pocketllm_angles(pocketllm::Program* program, const float* inv_freq, int32_t pairs,
+                                       float magnitude, float* out);
 POCKETLLM_API int32_t pocketllm_rope(pocketllm::Program* program, const float* x, int32_t width, const float* angles,
                                      int32_t pairs, int32_t head_dim, int32_t half_split, float* out);
 POCKETLLM_API int32_t pocketllm_store_kv(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,

@@ -22,7 +22,8 @@ int64_t element_bytes(KvDtype dtype) {
 
 }  // namespace
 
-KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int value_dim, int num_blocks, int block_size) {
+KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int value_dim, int num_blocks,
+                   int block_size) {
     if (num_layers < 1 || kv_heads < 1 || key_dim < 1 || value_dim < 1 || num_blocks < 1 || block_size < 1) {
         throw Refusal("a cache needs at least one layer, head, dimension, block and token in a block");
     }

@@ -7,7 +7,8 @@
 namespace pocketllm {
 
 // Sizes filled in, from those that are asked for. Throws Refusal for what is no cache.
-KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int value_dim, int num_blocks, int block_size);
+KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int value_dim, int num_blocks,
+                   int block_size);
 
 struct KvCache {
     explicit KvCache(const KvLayout& layout);

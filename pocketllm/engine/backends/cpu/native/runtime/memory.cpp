@@ -24,7 +24,8 @@ Region::Region(size_t bytes) {
     uint8_t* start = static_cast<uint8_t*>(place);
     data_ = start;
     if (huge) {  // begin at a huge page's boundary and return what lies around
-        data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(start) + kHugePage - 1) / kHugePage * kHugePage);
+        data_ =
+            reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(start) + kHugePage - 1) / kHugePage * kHugePage);
         if (data_ > start) munmap(start, data_ - start);
         uint8_t* end = data_ + wanted;
         if (start + mapped > end) munmap(end, start + mapped - end);

@@ -1,4 +1,5 @@
-// Memory straight from the operating system: zeros that cost nothing until they are written, in huge pages where it has them.
+// Memory straight from the operating system: zeros that cost nothing until they are written, in huge pages where it has
+// them.
 #pragma once
 
 #include <cstddef>

@@ -52,7 +52,17 @@ struct Run {
 };
 
 enum class Kind : int32_t {
-    kEmbed, kNorm, kQuantize, kMultiply, kAngles, kRope, kStoreKv, kAttend, kElementwise, kTake, kCount
+    kEmbed,
+    kNorm,
+    kQuantize,
+    kMultiply,
+    kAngles,
+    kRope,
+    kStoreKv,
+    kAttend,
+    kElementwise,
+    kTake,
+    kCount
 };
 const char* name_of(Kind kind);
 
@@ -74,9 +84,10 @@ class Phase {
 
 constexpr int kChunksPerThread = 4;
 
-// Chunks for `rows` rows of `work` floats each: enough for all threads, none too small to be worth handing out.
+// Chunks for `rows` rows, each the work of copying `work` floats: enough for all threads, none too small to be worth
+// handing out.
 inline int row_chunks(int rows, int64_t work, int threads) {
-    constexpr int64_t kWorth = 8192;
+    constexpr int64_t kWorth = 4096;
     int64_t chunks = rows * work / kWorth;
     if (chunks > threads * kChunksPerThread) chunks = threads * kChunksPerThread;
     if (chunks > rows) chunks = rows;

@@ -1,5 +1,6 @@
-// Threads that compute phases of work together. A phase is cut into chunks that any thread may take; the next phase opens
-// when all chunks are done, not when all threads have arrived: a thread that lost its core delays only the chunk it holds.
+// Threads that compute phases of work together. A phase is cut into chunks that any thread may take; the next phase
+// opens when all chunks are done, not when all threads have arrived: a thread that lost its core delays only the chunk
+// it holds.
 #pragma once
 
 #include <memory>

@@ -21,8 +21,8 @@ void check_each(const char* what, const Number* values, int64_t count, int64_t l
 }  // namespace
 
 const char* name_of(Kind kind) {
-    static const char* const names[] = {"embed", "norm", "quantize", "multiply", "angles",
-                                        "rope",  "store_kv", "attend",   "elementwise",   "take"};
+    static const char* const names[] = {"embed", "norm",     "quantize", "multiply",    "angles",
+                                        "rope",  "store_kv", "attend",   "elementwise", "take"};
     return names[static_cast<int>(kind)];
 }
 
@@ -30,7 +30,8 @@ const char* name_of(Kind kind) {
 void Program::check(const Step& step) const {
     const int tokens = step.tokens(), logit_rows = step.rows(Rows::kLogitRows);
     if (tokens < 0 || tokens > limits.tokens) {
-        throw Refusal("a step of " + std::to_string(tokens) + " tokens in a program for " + std::to_string(limits.tokens));
+        throw Refusal("a step of " + std::to_string(tokens) + " tokens in a program for " +
+                      std::to_string(limits.tokens));
     }
     if (step.logit_rows) check_each("row", step.logit_rows, logit_rows, tokens);
     if (limits.input_ids != INT32_MAX) check_each("token id", step.input_ids, tokens, limits.input_ids);
@@ -76,7 +77,8 @@ int Program::num_chunks(int phase) {
 }
 
 void Program::run_chunk(int phase, int chunk, int worker) {
-    const Run run{*engine_.kernels, *step_, engine_.pool.threads(), shared_.data(), each_.data() + worker * each_bytes_};
+    const Run run{*engine_.kernels, *step_, engine_.pool.threads(), shared_.data(),
+                  each_.data() + worker * each_bytes_};
     phases_[phase]->run(run, chunk, open_chunks_);
 }
 

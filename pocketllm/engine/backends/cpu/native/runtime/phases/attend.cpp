@@ -15,7 +15,8 @@ class StoreKvPhase : public Phase {
         : Phase(Kind::kStoreKv), cache_(cache), layer_(layer), k_(k), v_(v) {}
 
     int num_chunks(const Step& step, int threads) const override {
-        return row_chunks(step.tokens(), 4 * (key_width() + value_width()), threads);
+        constexpr int kMisses = 16;  // a key's values each go to another line of memory
+        return row_chunks(step.tokens(), kMisses * (key_width() + value_width()), threads);
     }
 
     void run(const Run& run, int chunk, int num_chunks) const override {
@@ -57,7 +58,8 @@ class AttendPhase : public Phase {
             left_ = std::make_unique<std::atomic<int>[]>(counters);
             left_capacity_ = counters;
         }
-        for (size_t i = 0; i < counters; ++i) left_[i].store(parts_[i % parts_.size()].num_items, std::memory_order_relaxed);
+        for (size_t i = 0; i < counters; ++i)
+            left_[i].store(parts_[i % parts_.size()].num_items, std::memory_order_relaxed);
         const size_t each = attention_scratch_floats(cache_.layout.key_dim, cache_.layout.value_dim);
         return {partials_ * kv_heads() * sizeof(float), each * sizeof(float)};
     }
@@ -77,7 +79,8 @@ class AttendPhase : public Phase {
     double bytes(const Step& step) const override { return seen_keys(step) * kv_heads() * element_bytes() * dims(); }
     double operations(const Step&) const override {
         double pairs = 0;
-        for (const Part& part : parts_) pairs += double(part.num_tiles) * kAttentionTile * (part.last_row - part.first_row);
+        for (const Part& part : parts_)
+            pairs += double(part.num_tiles) * kAttentionTile * (part.last_row - part.first_row);
         return 2 * pairs * kv_heads() * dims();
     }
 
@@ -124,7 +127,8 @@ class AttendPhase : public Phase {
             part.partials_at = partials_;
             items_ += part.num_items;
             if (part.num_items > 1) {
-                partials_ += int64_t(part.num_tiles) * (part.last_row - part.first_row) * partial_floats(cache_.layout.value_dim);
+                partials_ += int64_t(part.num_tiles) * (part.last_row - part.first_row) *
+                             partial_floats(cache_.layout.value_dim);
             }
         }
     }
@@ -132,8 +136,10 @@ class AttendPhase : public Phase {
     AttentionRows rows_of(const Run& run, const Part& part, int head) const {
         const Step& step = run.step;
         const KvLayout& layout = cache_.layout;
-        const int first = step.query_start_loc[part.sequence], num_tokens = step.query_start_loc[part.sequence + 1] - first;
-        const int64_t ld_q = int64_t(plan_.num_heads) * layout.key_dim, ld_out = int64_t(plan_.num_heads) * layout.value_dim;
+        const int first = step.query_start_loc[part.sequence],
+                  num_tokens = step.query_start_loc[part.sequence + 1] - first;
+        const int64_t ld_q = int64_t(plan_.num_heads) * layout.key_dim,
+                      ld_out = int64_t(plan_.num_heads) * layout.value_dim;
         AttentionRows rows{};
         rows.cache = &layout;
         rows.layer = cache_.layer(layer_);
@@ -167,9 +173,11 @@ class AttendPhase : public Phase {
         const int last = int(begin_of(part.num_tiles, share + 1, part.num_items));
         const int64_t tile_floats = int64_t(part.last_row - part.first_row) * partial_floats(cache_.layout.value_dim);
         float* partials = reinterpret_cast<float*>(run.shared) + head * partials_ + part.partials_at;
-        run.kernels.attend(rows, part.first_tile + first, part.first_tile + last, partials + first * tile_floats, scratch);
+        run.kernels.attend(rows, part.first_tile + first, part.first_tile + last, partials + first * tile_floats,
+                           scratch);
         std::atomic<int>& left = left_[head * parts_.size() + (&part - parts_.data())];
-        if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) run.kernels.merge(rows, part.num_tiles, partials, scratch);
+        if (left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+            run.kernels.merge(rows, part.num_tiles, partials, scratch);
     }
 
     KvCache& cache_;
@@ -202,8 +210,8 @@ void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, c
 void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, const float* q, float* out) {
     check_layer(cache, layer);
     if (plan.num_heads < 1 || plan.num_heads % cache.layout.kv_heads) {
-        throw Refusal(std::to_string(plan.num_heads) + " query heads cannot share " + std::to_string(cache.layout.kv_heads) +
-                      " key heads");
+        throw Refusal(std::to_string(plan.num_heads) + " query heads cannot share " +
+                      std::to_string(cache.layout.kv_heads) + " key heads");
     }
     Limits& limits = program.limits;
     if (limits.block_size && limits.block_size != cache.layout.block_size) throw Refusal("caches of two block sizes");

@@ -28,8 +28,8 @@ void add_take(Program& program, Buffer x, float* out);
 
 // -- project.cpp
 // exact: float activations; otherwise int8, except for matrices of floats.
-void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps, bool exact,
-                 const std::vector<ProjectionPlan>& projections);
+void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps,
+                 bool exact, const std::vector<ProjectionPlan>& projections);
 
 // -- attend.cpp
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v);

@@ -24,7 +24,9 @@ struct Way {
     size_t float_bytes(const Step& step) const {
         return copies_floats() ? (size_t(step.rows(rows)) * x.width * sizeof(float) + 63) / 64 * 64 : 0;
     }
-    size_t shared_bytes(const Step& step) const { return float_bytes(step) + (int8 ? step.rows(rows) * row_bytes() : 0); }
+    size_t shared_bytes(const Step& step) const {
+        return float_bytes(step) + (int8 ? step.rows(rows) * row_bytes() : 0);
+    }
 };
 
 class QuantizePhase : public Phase {
@@ -34,7 +36,7 @@ class QuantizePhase : public Phase {
     Room prepare(const Step& step, int) override { return {way_.shared_bytes(step), 0}; }
 
     int num_chunks(const Step& step, int threads) const override {
-        return row_chunks(step.rows(way_.rows), 2 * way_.x.width, threads);
+        return row_chunks(step.rows(way_.rows), 4 * way_.x.width, threads);
     }
 
     void run(const Run& run, int chunk, int num_chunks) const override {
@@ -86,12 +88,13 @@ class MultiplyPhase : public Phase {
     double bytes(const Step& step) const override { return step.rows(way_.rows) ? double(total_bytes_) : 0; }
     double operations(const Step& step) const override {
         double elements = 0;
-        for (const ProjectionPlan& projection : projections_) elements += double(projection.weight->rows) * way_.x.width;
+        for (const ProjectionPlan& projection : projections_)
+            elements += double(projection.weight->rows) * way_.x.width;
         return 2 * elements * step.rows(way_.rows);
     }
 
   private:
-    static constexpr int kSmallChunks = 4;            // for each thread
+    static constexpr int kSmallChunks = 4;             // for each thread
     static constexpr int64_t kCacheBytes = 384 << 10;  // what stays in a core's L2 cache: of rows, and of a matrix
     static constexpr int kTile = 16;
 
@@ -106,7 +109,9 @@ class MultiplyPhase : public Phase {
         return large + begin_of(total_bytes_ - large, chunk - threads, num_chunks - threads);
     }
 
-    static int groups_of(const ProjectionPlan& projection) { return (projection.weight->rows + kGroupRows - 1) / kGroupRows; }
+    static int groups_of(const ProjectionPlan& projection) {
+        return (projection.weight->rows + kGroupRows - 1) / kGroupRows;
+    }
 
     // Groups whose first byte is in [first_byte, last_byte) of all matrices, for some rows.
     void multiply(const Run& run, int64_t first_byte, int64_t last_byte, int row, int count) const {
@@ -140,8 +145,8 @@ class MultiplyPhase : public Phase {
 
 }  // namespace
 
-void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps, bool exact,
-                 const std::vector<ProjectionPlan>& projections) {
+void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps,
+                 bool exact, const std::vector<ProjectionPlan>& projections) {
     Way way{kernels, rows, x, norm, eps, false, false};
     for (const ProjectionPlan& projection : projections) {
         if (projection.weight->cols != x.width) {

@@ -15,7 +15,9 @@ class RowPhase : public Phase {
     RowPhase(Kind kind, Rows rows, int64_t work, Function function)
         : Phase(kind), rows_(rows), work_(work), function_(function) {}
 
-    int num_chunks(const Step& step, int threads) const override { return row_chunks(step.rows(rows_), work_, threads); }
+    int num_chunks(const Step& step, int threads) const override {
+        return row_chunks(step.rows(rows_), work_, threads);
+    }
 
     void run(const Run& run, int chunk, int num_chunks) const override {
         const int64_t rows = run.step.rows(rows_);
@@ -60,16 +62,17 @@ void add_rms_norm(Program& program, Rows rows, Buffer x, const float* weight, in
 
 void add_angles(Program& program, const float* inv_freq, int pairs, float magnitude, float* out) {
     constexpr int kWorkOfOne = 64;  // a cosine and a sine in float64, in floats that are merely copied
-    add_rows(program, Kind::kAngles, Rows::kTokens, int64_t(pairs) * kWorkOfOne, [=](const Run& run, int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-            float* to = out + row * 2 * pairs;
-            for (int pair = 0; pair < pairs; ++pair) {
-                const double angle = double(run.step.positions[row]) * double(inv_freq[pair]);
-                to[pair] = float(std::cos(angle) * magnitude);
-                to[pairs + pair] = float(std::sin(angle) * magnitude);
-            }
-        }
-    });
+    add_rows(program, Kind::kAngles, Rows::kTokens, int64_t(pairs) * kWorkOfOne,
+             [=](const Run& run, int64_t first, int64_t last) {
+                 for (int64_t row = first; row < last; ++row) {
+                     float* to = out + row * 2 * pairs;
+                     for (int pair = 0; pair < pairs; ++pair) {
+                         const double angle = double(run.step.positions[row]) * double(inv_freq[pair]);
+                         to[pair] = float(std::cos(angle) * magnitude);
+                         to[pairs + pair] = float(std::sin(angle) * magnitude);
+                     }
+                 }
+             });
 }
 
 void add_rope(Program& program, Buffer x, const float* angles, int pairs, int head_dim, bool half_split, float* out) {
@@ -77,7 +80,8 @@ void add_rope(Program& program, Buffer x, const float* angles, int pairs, int he
     add_rows(program, Kind::kRope, Rows::kTokens, x.width, [=](const Run& run, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
             const float* turn = angles + row * 2 * pairs;
-            run.kernels.rope(x.data + row * x.width, heads, head_dim, turn, turn + pairs, pairs, half_split, out + row * x.width);
+            run.kernels.rope(x.data + row * x.width, heads, head_dim, turn, turn + pairs, pairs, half_split,
+                             out + row * x.width);
         }
     });
 }
@@ -96,7 +100,8 @@ void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, co
 void add_take(Program& program, Buffer x, float* out) {
     add_rows(program, Kind::kTake, Rows::kLogitRows, x.width, [=](const Run& run, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
-            std::memcpy(out + row * x.width, x.data + run.step.logit_rows[row] * int64_t(x.width), x.width * sizeof(float));
+            std::memcpy(out + row * x.width, x.data + run.step.logit_rows[row] * int64_t(x.width),
+                        x.width * sizeof(float));
         }
     });
 }
