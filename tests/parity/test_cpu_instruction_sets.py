@@ -10,7 +10,7 @@ from tests.native import cpu_ops, usable_isas
 from tests.parity.drive import Driver, Float32Array, chunks
 
 ORACLES = Path(__file__).parents[1] / "oracles"
-FUSED = [isa for isa in usable_isas() if isa in ("avx512vnni", "avx512", "avx2")]
+FUSED = [isa for isa in usable_isas() if isa in ("avx512vnni", "avx512", "avxvnni", "avx2")]
 PROMPT = np.random.default_rng(11).integers(0, 512, 150).tolist()
 
 

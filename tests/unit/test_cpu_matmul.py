@@ -34,7 +34,8 @@ GRIDS = {"IQ1_S": "IQ1_S", "IQ1_M": "IQ1_S", **{t: t for t in ("IQ2_XXS", "IQ2_X
 SHAPES = ((1, 1), (3, 3), (17, 2), (33, 5))
 """(rows, blocks of a row)"""
 TOKENS = (1, 2, 5, 8, 9, 33)
-BLOCK = np.dtype([("q", "i1", 32), ("d", "f4"), ("minus_sum", "i4"), ("minus_sum_16", "i4", 2)])
+SUMS = [("sum", "f4"), ("sum_16", "f4", 2), ("minus_sum", "i4"), ("minus_sum_16", "i4", 2)]
+BLOCK = np.dtype([("q", "i1", 32), ("d", "f4"), ("z", "f4"), *SUMS])
 """native/matmul/activations.h"""
 
 
@@ -136,7 +137,8 @@ def blocks_of_rows(rows: Bytes) -> npt.NDArray[Any]:
 
 def values_of_rows(rows: Bytes, cols: int) -> npt.NDArray[np.float64]:
     blocks = blocks_of_rows(rows)
-    return (blocks["q"] * blocks["d"][..., None].astype(np.float64)).reshape(len(rows), -1)[:, :cols]
+    d, z = (blocks[name][..., None].astype(np.float64) for name in ("d", "z"))
+    return (blocks["q"] * d + z).reshape(len(rows), -1)[:, :cols]
 
 
 def error_of(found: Floats, x: npt.NDArray[Any], w: Floats) -> float:
@@ -214,7 +216,10 @@ def test_the_largest_codes_and_activations_do_not_saturate(quant_type: str, isa:
             data[:, at : at + 2] = np.array([1.0], "<f2").view(np.uint8)
         packed = Packed(quant_type, pack(quant_type, data, 17, cols), quant.dequantize(data, quant_type, (17, cols)))
         for sign in (1, -1):
-            x = quantized(isa, np.full((9, cols), sign, np.float32))
+            floats = np.full((9, cols), sign, np.float32)
+            floats[:, 9::32] = -sign
+            x = quantized(isa, floats)
+            assert (np.abs(blocks_of_rows(x)["q"][:, : cols // 32].astype(int)) == 127).all()
             expected = values_of_rows(x, cols) @ packed.values.T.astype(np.float64)
 
             np.testing.assert_allclose(packed.multiply(isa, x), expected, rtol=1e-6)
@@ -248,24 +253,41 @@ def test_a_bias_and_a_residual_are_added_to_whole_sums(rows: int, isa: str) -> N
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cols", [32, 64, 96, 576])
-def test_rows_are_quantized_to_the_nearest_of_255_steps_of_each_32(cols: int, isa: str) -> None:
-    x = rows_of_floats(5, cols)
-    x[1, :32] = 0
-    x[2, 0] = 1e4
+def test_rows_are_quantized_to_the_nearest_of_255_steps_between_the_ends_of_each_32(cols: int, isa: str) -> None:
+    x = rows_of_floats(8, cols)
+    x[1, :32], x[2, 0], x[3, :32] = 0, 1e4, -7.3
+    x[4, :32] = np.float32(3) + np.arange(32, dtype=np.float32) * np.float32(2**-22)  # neighbors
+    x[5] = np.abs(x[5])
+    x[6, :2] = 3.4e38, -3.4e38
     blocks = blocks_of_rows(quantized(isa, x))
-    parts = x.reshape(5, -1, 32)
-    largest = np.abs(parts).max(axis=-1, keepdims=True)
+    parts = x.reshape(8, -1, 32)
+    least, largest = parts.min(axis=-1, keepdims=True), parts.max(axis=-1, keepdims=True)
+    middle = np.float32(0.5) * least + np.float32(0.5) * largest
+    reach = np.maximum(largest - middle, middle - least)
     with np.errstate(divide="ignore"):
-        expected = np.rint(parts * np.where(largest > 0, np.float32(127) / largest, np.float32(0)))
+        expected = np.rint((parts - middle) * np.where(reach > 0, np.float32(127) / reach, np.float32(0)))
 
     count = cols // 32
     np.testing.assert_array_equal(expected, blocks["q"][:, :count])
-    np.testing.assert_array_equal(largest[..., 0] / np.float32(127), blocks["d"][:, :count])
-    np.testing.assert_array_equal(-blocks["q"].sum(axis=-1, dtype=np.int32), blocks["minus_sum"])
-    halves = blocks["q"].reshape(5, -1, 2, 16).sum(axis=-1, dtype=np.int32)
-    np.testing.assert_array_equal(-halves, blocks["minus_sum_16"])
-    assert not blocks["q"][:, count:].any()
-    assert not blocks["d"][:, count:].any()
+    np.testing.assert_array_equal(reach[..., 0] / np.float32(127), blocks["d"][:, :count])
+    np.testing.assert_array_equal(middle[..., 0], blocks["z"][:, :count])
+    sums = blocks["q"].sum(axis=-1, dtype=np.int32)
+    halves = blocks["q"].reshape(8, -1, 2, 16).sum(axis=-1, dtype=np.int32)
+    np.testing.assert_array_equal((sums, -sums), (blocks["sum"], blocks["minus_sum"]))
+    np.testing.assert_array_equal((halves, -halves), (blocks["sum_16"], blocks["minus_sum_16"]))
+    for name in ("q", "d", "z"):
+        assert not blocks[name][:, count:].any()
+
+
+@settings(max_examples=200, deadline=None)
+@given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+def test_any_32_numbers_come_back_within_half_a_step(values: list[float]) -> None:
+    x = np.array([values], np.float32)
+    for isa in ISAS:
+        rows = quantized(isa, x)
+        steps = float(blocks_of_rows(rows)["d"][0, 0])
+        assert steps <= (float(x.max()) - float(x.min())) / 254 * 1.01 + np.abs(x).max() * 1e-9 + 1e-30
+        assert (np.abs(values_of_rows(rows, 32) - x) <= 0.5001 * steps + 2e-7 * np.abs(x).max() + 1e-30).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -290,6 +312,20 @@ def test_a_value_that_is_no_number_is_not_hidden(bad: float, isa: str) -> None:
 
     assert not np.isfinite(found[1]).any()
     assert np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("quant_type", ["Q4_1", "Q4_0", "Q6_K", "Q2_K"])
+def test_what_all_of_a_row_has_in_common_costs_no_accuracy(quant_type: str, isa: str) -> None:
+    packed = matrix(quant_type, 33, 5)
+    x = rows_of_floats(9, packed.values.shape[1])
+    plain = error_of(packed.multiply(isa, quantized(isa, x)), x, packed.values)
+    moved = x + np.float32(100)
+    found = packed.multiply(isa, quantized(isa, moved))
+    errors = found - moved.astype(np.float64) @ packed.values.T.astype(np.float64)
+
+    size = x.astype(np.float64) ** 2 @ packed.values.T.astype(np.float64) ** 2
+    assert (errors**2).sum() / size.sum() < 1.1 * plain
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -38,12 +38,12 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import OptionError
 
 ACTIVATION_DTYPES = ("int8", "float32")
-"""What rows become before they meet a quantized matrix: int8 with a scale for each 32 values, or as they are."""
+"""What rows become before they meet a quantized matrix: int8 with a scale and middle for each 32, or as they are."""
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 """What keys and values are kept as, in the order of native/kernels.h, `KvDtype`; int8 with a scale for each head."""
 CODEBOOKS = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 ADD, SILU_MUL, GELU_MUL = 0, 1, 2
-NUMERICS = 1
+NUMERICS = 2
 """Raised whenever the same input may give other bits."""
 
 

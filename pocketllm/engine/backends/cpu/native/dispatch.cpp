@@ -2,6 +2,8 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace pocketllm {
@@ -13,6 +15,7 @@ namespace pocketllm {
     }
 POCKETLLM_DECLARE(portable)
 POCKETLLM_DECLARE(avx2)
+POCKETLLM_DECLARE(avxvnni)
 POCKETLLM_DECLARE(avx512)
 POCKETLLM_DECLARE(avx512vnni)
 POCKETLLM_DECLARE(neon)
@@ -31,6 +34,12 @@ bool always() { return true; }
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
+#ifdef POCKETLLM_HAS_AVXVNNI
+bool has_avxvnni() {  // compilers of some years ago have no name for it
+    unsigned eax = 0, ebx, ecx, edx;
+    return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+#endif
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
@@ -54,6 +63,9 @@ const Isa kIsas[] = {
 #ifdef POCKETLLM_HAS_AVX2
     {&avx512vnni::kernels, has_avx512vnni},
     {&avx512::kernels, has_avx512},
+#ifdef POCKETLLM_HAS_AVXVNNI
+    {&avxvnni::kernels, has_avxvnni},
+#endif
     {&avx2::kernels, has_avx2},
 #endif
 #ifdef POCKETLLM_HAS_NEON

@@ -75,10 +75,10 @@ constexpr int64_t attention_scratch_floats(int key_dim, int value_dim) {
 }
 
 struct Kernels {
-    const char* name;  // avx512vnni, avx512, avx2, portable, neon
+    const char* name;  // avx512vnni, avx512, avxvnni, avx2, portable, neon
 
     // -- rows on their way into a matrix (kernels/quantize.*) ---------------------------------------------------------
-    // Bytes of one row of `cols` activations as `quantize` keeps it: int8 values, a float scale per 32, sums per block.
+    // Bytes of one row of `cols` activations as `quantize` keeps it: for each 32 int8 values, scale, middle and sums.
     size_t (*quantized_bytes)(int cols);
     // rows [first, last) of x (leading dimension ld, floats) → out (quantized_bytes(cols) each, row 0 at out).
     // norm: RMS-norm each row with this weight [cols] and eps on the way; null: as they are.

@@ -23,18 +23,27 @@ float sum_of_squares(const float* x, int cols) {
     return lanes[0];
 }
 
-// The bits of |x|, which as integers are in the order of the values, with NaN above all: it ends up in d.
-float largest_magnitude(const float* x) {
-    uint32_t largest = 0;
+struct Range {
+    float least, largest;
+};
+
+// A float's bits in the order of the values, with NaN beyond both ends: it becomes one of them. Its own inverse.
+int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
+Range range_of(const float* x) {
+    int32_t least = INT32_MAX, largest = INT32_MIN;
     for (int i = 0; i < 32; i++) {
-        uint32_t bits;
+        int32_t bits;
         std::memcpy(&bits, x + i, 4);
-        bits &= 0x7fffffffu;
-        largest = bits > largest ? bits : largest;
+        const int32_t key = ordered(bits);
+        least = key < least ? key : least;
+        largest = key > largest ? key : largest;
     }
-    float value;
-    std::memcpy(&value, &largest, 4);
-    return value;
+    least = ordered(least), largest = ordered(largest);
+    Range range;
+    std::memcpy(&range.least, &least, 4);
+    std::memcpy(&range.largest, &largest, 4);
+    return range;
 }
 
 // The nearest integer, ties to even, of |x| <= 2^22: the sum's last bit is worth one.
@@ -46,22 +55,30 @@ int32_t nearest(float x) {
     return bits - 0x4B400000;
 }
 
-constexpr float kSmallest = 1e-30f;  // below it a block is zeros: 127 / x would leave the range of floats
+constexpr float kSmallest = 1e-30f;  // a block that spans less is its middle: 127 / x would leave the range of floats
 
 void quantize_block(const float* x, ActivationBlock& out) {
-    const float largest = largest_magnitude(x);
-    const float scale = largest > kSmallest ? 127.0f / largest : 0.0f;
+    const Range range = range_of(x);
+    const float middle = 0.5f * range.least + 0.5f * range.largest;  // no sum of finite values overflows so
+    // the middle may be rounded: of the two distances the larger, so that q stays within 127
+    const float above = range.largest - middle, below = middle - range.least;
+    const float reach = above > below ? above : below;
+    const float scale = reach > kSmallest ? 127.0f / reach : 0.0f;
     int32_t sums[2] = {0, 0};
     for (int half = 0; half < 2; half++) {
         for (int i = 16 * half; i < 16 * half + 16; i++) {
-            out.q[i] = static_cast<int8_t>(nearest(x[i] * scale));
+            out.q[i] = static_cast<int8_t>(nearest((x[i] - middle) * scale));
             sums[half] += out.q[i];
         }
     }
-    out.d = largest / 127.0f;
+    out.d = reach / 127.0f;
+    out.z = middle;
     out.minus_sum = -(sums[0] + sums[1]);
-    out.minus_sum_16[0] = -sums[0];
-    out.minus_sum_16[1] = -sums[1];
+    out.sum = static_cast<float>(sums[0] + sums[1]);
+    for (int half = 0; half < 2; half++) {
+        out.minus_sum_16[half] = -sums[half];
+        out.sum_16[half] = static_cast<float>(sums[half]);
+    }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// 256-bit vectors of x86-64, with FMA and F16C.
+// 256-bit vectors of x86-64, with FMA and F16C, and with VNNI's byte dot product where the compiler's flags allow it.
 #pragma once
 
 #include <immintrin.h>
@@ -9,8 +9,14 @@ namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 8;
 constexpr int kDirectTokens = 4;
-constexpr int kTileVectors = 1, kTileTokens = 4, kTileTokens16 = 4;
+constexpr int kLargestByte = 255;
+#if defined(__AVXVNNI__)
+constexpr bool kSignedWide = false;
+constexpr int kTileVectors = 2, kTileTokens = 4, kTileTokens16 = 4;
+#else
 constexpr bool kSignedWide = true;
+constexpr int kTileVectors = 1, kTileTokens = 4, kTileTokens16 = 4;
+#endif
 
 using Floats = __m256;
 using Ints = __m256i;
@@ -25,7 +31,6 @@ inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }    // a · b + c
-inline Floats fnma(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a · b
 inline __m128i load_16_bytes(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline Floats load_half(const uint8_t* p) { return _mm256_cvtph_ps(load_16_bytes(p)); }
 inline Floats load_bfloat(const uint8_t* p) {
@@ -88,23 +93,44 @@ inline Ints code_at(Bytes w) { return _mm256_and_si256(_mm256_srli_epi32(w, 8 * 
 template <int t>
 inline Ints signed_code_at(Bytes w) { return _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * t), 24); }
 
+inline Ints broadcast4(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+}
+
+#if defined(__AVXVNNI__)
+constexpr int run_steps(int) { return 1; }
+#else
 // How many steps of codes up to `largest` may be added up in 16 bits.
 constexpr int run_steps(int largest) {
     const int steps = 32767 / (2 * 127 * largest);
     return steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
+#endif
 
-// acc + Σ w[i] · x[4i …] over four columns each: w unsigned codes, or signed bytes (wide)
+// acc + Σ w[i] · x[4i …] over four columns each: w unsigned codes, or wide ones as kSignedWide says
 template <bool wide, int steps>
 inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
+#if defined(__AVXVNNI__)
+    for (int i = 0; i < steps; i++) acc = _mm256_dpbusd_avx_epi32(acc, w[i], broadcast4(x + 4 * i));
+    return acc;
+#else
     __m256i pairs = _mm256_setzero_si256();
     for (int i = 0; i < steps; i++) {
-        int32_t four_bytes;
-        std::memcpy(&four_bytes, x + 4 * i, 4);
-        const __m256i four = _mm256_set1_epi32(four_bytes);
+        const __m256i four = broadcast4(x + 4 * i);
         pairs = _mm256_add_epi16(pairs, wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(four, w[i]))
                                              : _mm256_maddubs_epi16(w[i], four));
     }
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
+// acc + Σ of each row's four bytes: unsigned, or signed
+template <bool is_signed>
+inline Ints add_columns(Ints acc, Bytes w) {
+    const Bytes ones = all_bytes(1);
+    const __m256i pairs = is_signed ? _mm256_maddubs_epi16(ones, w) : _mm256_maddubs_epi16(w, ones);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 

@@ -14,6 +14,7 @@ namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 16;
 constexpr int kDirectTokens = 8;
+constexpr int kLargestByte = 255;
 #if defined(__AVX512VNNI__)
 constexpr bool kSignedWide = false;
 constexpr int kTileVectors = 2, kTileTokens = 6, kTileTokens16 = 4;
@@ -35,7 +36,6 @@ inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }    // a · b + c
-inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a · b
 inline Floats load_half(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -126,6 +126,18 @@ inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
         if (wide) four = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w[i]), _mm512_setzero_si512(), four);
         pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(wide ? _mm512_abs_epi8(w[i]) : w[i], four));
     }
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+}
+
+// acc + Σ of each row's four bytes: unsigned, or signed
+template <bool is_signed>
+inline Ints add_columns(Ints acc, Bytes w) {
+    const Bytes ones = all_bytes(1);
+#if defined(__AVX512VNNI__)
+    return is_signed ? _mm512_dpbusd_epi32(acc, ones, w) : _mm512_dpbusd_epi32(acc, w, ones);
+#else
+    const __m512i pairs = is_signed ? _mm512_maddubs_epi16(ones, w) : _mm512_maddubs_epi16(w, ones);
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
 }

@@ -10,6 +10,7 @@ namespace pocketllm::POCKETLLM_ISA {
 constexpr int kLanes = 4;
 constexpr bool kSignedWide = true;
 constexpr int kDirectTokens = 4;
+constexpr int kLargestByte = 127;
 constexpr int kTileVectors = 2, kTileTokens = 4, kTileTokens16 = 4;
 
 using Floats = float32x4_t;
@@ -25,7 +26,6 @@ inline Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
 inline Floats sub(Floats a, Floats b) { return vsubq_f32(a, b); }
 inline Floats mul(Floats a, Floats b) { return vmulq_f32(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }   // a · b + c
-inline Floats fnma(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }  // c - a · b
 inline uint16x4_t load_shorts(const uint8_t* p) { return vreinterpret_u16_u8(vld1_u8(p)); }
 inline Floats load_half(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load_shorts(p))); }
 inline Floats load_bfloat(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load_shorts(p), 16)); }
@@ -99,6 +99,10 @@ inline Ints add_run(Ints acc, const Bytes (&w)[4], const int8_t* x) {
     acc = vdotq_laneq_s32(acc, vreinterpretq_s8_u8(w[2]), q, 2);
     return vdotq_laneq_s32(acc, vreinterpretq_s8_u8(w[3]), q, 3);
 }
+
+// acc + Σ of each row's four bytes: codes of at most 7 bits, or signed
+template <bool>
+inline Ints add_columns(Ints acc, Bytes w) { return vdotq_s32(acc, vreinterpretq_s8_u8(w), vdupq_n_s8(1)); }
 
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }

@@ -7,6 +7,7 @@ namespace pocketllm::POCKETLLM_ISA {
 
 constexpr int kLanes = 16;
 constexpr int kDirectTokens = 4;
+constexpr int kLargestByte = 127;
 constexpr int kTileVectors = 1, kTileTokens = 4, kTileTokens16 = 4;
 constexpr bool kSignedWide = true;
 
@@ -40,7 +41,6 @@ inline Floats sub(const Floats& a, const Floats& b) { POCKETLLM_EACH(Floats, a.a
 inline Floats mul(const Floats& a, const Floats& b) { POCKETLLM_EACH(Floats, a.at[i] * b.at[i]); }
 // rounded twice: std::fma is a slow call where the processor has none
 inline Floats fma(const Floats& a, const Floats& b, const Floats& c) { POCKETLLM_EACH(Floats, a.at[i] * b.at[i] + c.at[i]); }
-inline Floats fnma(const Floats& a, const Floats& b, const Floats& c) { POCKETLLM_EACH(Floats, c.at[i] - a.at[i] * b.at[i]); }
 
 // A float16 as float32: shifted into place, and the exponent's bias corrected by a product that is exact, subnormals too.
 inline float half_value(uint16_t half) {
@@ -122,6 +122,15 @@ inline Ints add_run(Ints acc, const Bytes (&w)[steps], const int8_t* x) {
         for (int i = 0; i < kLanes; i++) {
             for (int t = 0; t < 4; t++) acc.at[i] += int8_t(w[s].at[4 * i + t]) * x[t];
         }
+    }
+    return acc;
+}
+
+// acc + Σ of each row's four bytes: codes of at most 7 bits, or signed
+template <bool>
+inline Ints add_columns(Ints acc, const Bytes& w) {
+    for (int i = 0; i < kLanes; i++) {
+        for (int t = 0; t < 4; t++) acc.at[i] += int8_t(w.at[4 * i + t]);
     }
     return acc;
 }

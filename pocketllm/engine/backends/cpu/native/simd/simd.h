@@ -4,6 +4,7 @@
 // Bytes four neighboring columns of each of kLanes rows. The header chosen below defines them and
 //   kLanes         rows of a vector
 //   kSignedWide    whether `add_run` takes codes of all 8 bits as signed bytes; with false it takes them unsigned
+//   kLargestByte   up to which `add_columns` takes bytes that are not signed
 //   kDirectTokens  up to so many rows of activations meet packed codes, unpacked each time
 //   kTileVectors, kTileTokens, kTileTokens16   vectors of a matrix's rows, and rows of activations, that a tile of more
 //                  than those keeps in registers; where a scale holds for 32 columns, and where for 16

@@ -41,6 +41,7 @@ void direct_group(const Matrix& w, const FilledRows<tokens>& x, int first_token,
                 Scales scales;
                 W::codes(unit, packed, b, part, codes);
                 W::scales(unit, b, part, scales);
+                scales.total = total_of<W>(codes, scales);
                 add_block<W>(acc[part], [&](int, int step) { return codes[step]; }, [&](int) { return scales; }, x,
                              kUnitBlocks * u + b);
             }
@@ -85,6 +86,7 @@ struct Panel {
         uint8_t codes[kVectors][kSteps][kPartBytes];
         float d[kVectors][kScales][kLanes];
         float m[kVectors][W::kMin ? kScales : 0][kLanes];
+        float total[kVectors][kLanes];
     };
     alignas(64) Block blocks[kPanelBlocks];
 
@@ -104,6 +106,7 @@ struct Panel {
                 store(blocks[i].d[v][s], scales.d[s]);
                 if constexpr (W::kMin) store(blocks[i].m[v][s], scales.m[s]);
             }
+            store(blocks[i].total[v], total_of<W>(steps, scales));
         }
     }
 
@@ -122,6 +125,7 @@ struct Panel {
                     scales.d[s] = load(block.d[v][s]);
                     if constexpr (W::kMin) scales.m[s] = load(block.m[v][s]);
                 }
+                scales.total = load(block.total[v]);
                 return scales;
             };
             add_block<W>(acc, [&](int v, int step) { return load_codes(block.codes[v][step]); }, scales_of, x, first + i);

@@ -1,5 +1,7 @@
 // The inner product: 32 columns of some rows of a matrix with some rows of activations.
 //
+//   Σ w · (d · q + z) = d · Σ w q + z · Σ w
+//
 // Sums of integers are exact, and a row's floats are added up block after block: its bits do not depend on how many rows
 // a tile has, nor on where its codes come from.
 #pragma once
@@ -34,6 +36,11 @@ constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2
 template <typename W>
 inline int32_t minus_sum_of(const ActivationBlock& x, int scale) {
     return W::kScaleCols == 32 ? x.minus_sum : x.minus_sum_16[scale];
+}
+
+template <typename W>
+inline float sum_of(const ActivationBlock& x, int scale) {
+    return W::kScaleCols == 32 ? x.sum : x.sum_16[scale];
 }
 
 // What the codes' offset adds to a sum, to be taken away: it is where the sum begins.
@@ -73,7 +80,7 @@ inline void add_scaled(Floats (&products)[vectors][tokens], const Codes& codes, 
         POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
             const Floats sum = to_floats(sums[v][t]);
             Floats product = s == 0 ? mul(scales.d[s], sum) : fma(scales.d[s], sum, products[v][t]);
-            if (W::kMin) product = fnma(scales.m[s], to_floats(all_ints(minus_sum_of<W>(x.at(t, block), s))), product);
+            if (W::kMin) product = fma(scales.m[s], all(sum_of<W>(x.at(t, block), s)), product);
             products[v][t] = product;
         }
     }
@@ -91,8 +98,10 @@ inline void add_block(Floats (&acc)[vectors][tokens], const Codes& codes, const 
         add_scaled<W, 1, 4, 8>(products, codes, scales_of, x, block);
     }
     POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
-        const Floats d = all(x.at(t, block).d);
-        POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) acc[v][t] = fma(products[v][t], d, acc[v][t]);
+        const Floats d = all(x.at(t, block).d), z = all(x.at(t, block).z);
+        POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) {
+            acc[v][t] = fma(scales_of(v).total, z, fma(products[v][t], d, acc[v][t]));
+        }
     }
 }
 

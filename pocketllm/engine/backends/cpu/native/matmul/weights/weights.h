@@ -12,6 +12,7 @@ namespace pocketllm::POCKETLLM_ISA {
 
 struct Scales {
     Floats d[2], m[2];  // of columns 0-15 and 16-31, or [0] of all 32
+    Floats total;       // Σ w of the 32 columns
 };
 
 // What most formats are; each says below what is different.
@@ -38,6 +39,33 @@ struct Weights {
         return bit_and(shift_right(word, i * bits % 32), all_ints((1 << bits) - 1));
     }
 };
+
+// Σ code - kOffset over steps [first, last). As many codes as a byte holds are added up as bytes.
+template <typename W, int first, int last>
+inline Ints sum_of_codes(const Bytes (&w)[kSteps]) {
+    constexpr bool kSigned = W::kWide && kSignedWide;
+    constexpr int kFit = kSigned ? 1 : kLargestByte / W::kLargest;
+    constexpr int kTogether = kFit >= last - first ? last - first : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+    Ints sum = all_ints(-W::kOffset * 4 * (last - first));
+    POCKETLLM_UNROLL for (int step = first; step < last; step += kTogether) {
+        Bytes together = w[step];
+        POCKETLLM_UNROLL for (int i = 1; i < kTogether; i++) together = add_bytes(together, w[step + i]);
+        sum = add_columns<kSigned>(sum, together);
+    }
+    return sum;
+}
+
+template <typename W>
+inline Floats total_of(const Bytes (&w)[kSteps], const Scales& scales) {
+    constexpr int kHalf = W::kScaleCols / 4;  // steps of a scale
+    Floats total = zero();
+    if (W::kMin) {
+        for (int s = 0; s < kSteps / kHalf; s++) total = fma(scales.m[s], all(W::kScaleCols), total);
+    }
+    total = fma(scales.d[0], to_floats(sum_of_codes<W, 0, kHalf>(w)), total);
+    if constexpr (kHalf < kSteps) total = fma(scales.d[1], to_floats(sum_of_codes<W, kHalf, kSteps>(w)), total);
+    return total;
+}
 
 // Codes that pick from a table of 16 (or 8) bytes.
 template <int bits>
