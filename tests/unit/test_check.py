@@ -59,7 +59,8 @@ def test_without_the_native_library_the_reference_runs_and_the_reason_is_shown(
     assert result.exit_code == 0
     assert " *reference" in result.stdout
     assert "cpu  cannot run: POCKETLLM_CPU_LIBRARY names a file that is not there" in result.stdout
-    assert "backend auto chose reference (cpu: POCKETLLM_CPU_LIBRARY" in result.stdout
+    assert "backend auto chose reference (" in result.stdout
+    assert "cpu: POCKETLLM_CPU_LIBRARY names a file that is not there)" in result.stdout
     assert insisted.exit_code == 2
     assert "none of these would run" in insisted.stdout
 
@@ -128,6 +129,7 @@ def test_without_torch_it_says_so_beside_what_the_checkpoint_lacks(
     assert report["model"]["reasons"][0] == "llama.expert_count=8 is not supported by family llama"
     assert sorted(report["model"]["reasons"][1:]) == [
         "backend cpu: POCKETLLM_CPU_LIBRARY names a file that is not there",
+        "backend cuda: no NVIDIA GPU",
         "backend reference: torch is not installed: pip install torch",
     ]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import cast
 
 from pocketllm.engine.backends.api.backend import Backend, DeviceModule
@@ -26,7 +27,10 @@ __all__ = [
 
 GROUP = "pocketllm.backends"
 """Entry points of this group add backends: the name is the backend's, the value its `device` module."""
-VENDORS = ("cpu", "reference")
+VENDORS = tuple(
+    sorted(path.parent.name for path in Path(__file__).parent.glob("*/device.py") if path.parent.name != "api")
+)
+"""Every folder here that has a `device` module, the seam's own apart."""
 UNASKED = BackendOptions()
 
 

@@ -1,0 +1,1 @@
+"""Triton kernels on packed weights, for NVIDIA GPUs."""

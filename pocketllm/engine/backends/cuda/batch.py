@@ -1,0 +1,135 @@
+"""A step's batch on the device: one copy of all its numbers, and which sequences have one token or more."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+
+TILE_QUERIES = 64
+"""Tokens of one sequence that one program of the prefill attention takes."""
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """The fields of `ForwardBatch` as int32 tensors; what a kernel's grid needs is known on the host too."""
+
+    input_ids: Tensor
+    positions: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    logit_rows: Tensor | None
+    """None: every token's."""
+    single_seqs: Tensor
+    """Sequences with one token in this step."""
+    single_tokens: Tensor
+    """Where that token is."""
+    tile_seqs: Tensor
+    """Tiles of queries of the other sequences: which, and from which of its tokens on."""
+    tile_firsts: Tensor
+    max_length: int
+    """No sequence with one token is longer."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long a batch's arrays are. A batch of larger sizes than its own has empty places after what is in it."""
+
+    tokens: int
+    seqs: int
+    singles: int
+    tiles: int
+    rows: int
+    table_width: int
+    max_length: int
+
+    @property
+    def of_arrays(self) -> list[int]:
+        """Numbers of each array, in the order of `DeviceBatch`."""
+        table = self.seqs * self.table_width
+        tokens, singles, tiles = self.tokens, self.singles, self.tiles
+        return [tokens, tokens, self.seqs + 1, self.seqs, table, tokens, self.rows, singles, singles, tiles, tiles]
+
+
+def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tiles of queries of the sequences with more than one token: which sequence, and from which of its tokens on."""
+    numbers = np.where(counts > 1, -(-counts // TILE_QUERIES), 0)
+    seqs = np.repeat(np.arange(len(counts), dtype=np.int32), numbers)
+    firsts = np.arange(len(seqs), dtype=np.int32) - np.repeat(np.cumsum(numbers) - numbers, numbers).astype(np.int32)
+    return seqs, firsts * np.int32(TILE_QUERIES)
+
+
+def sizes_of(batch: ForwardBatch) -> Sizes:
+    """The sizes that a batch needs."""
+    counts = np.diff(batch.query_start_loc)
+    return Sizes(
+        tokens=batch.num_tokens,
+        seqs=batch.num_seqs,
+        singles=int((counts == 1).sum()),
+        tiles=len(tiles_of(counts)[0]),
+        rows=len(batch.logit_rows),
+        table_width=batch.block_table.shape[1],
+        max_length=int(batch.seq_lens[counts == 1].max(initial=0)),
+    )
+
+
+def fill(target: npt.NDArray[np.int32], batch: ForwardBatch, sizes: Sizes) -> None:
+    """Write everything that goes to the device, one array after another.
+
+    Empty places: tokens without a slot, sequences of length 0; spare tiles and singles are of the last sequence, which
+    must be an empty one where there are any.
+    """
+    counts = np.diff(batch.query_start_loc)
+    singles = np.flatnonzero(counts == 1)
+    tile_seqs, tile_firsts = tiles_of(counts)
+    target[:] = 0
+    views = np.split(target, np.cumsum(sizes.of_arrays)[:-1])
+    ids, positions, starts, lengths, table, slots, rows, single_seqs, single_tokens, tiles, firsts = views
+    starts[:], slots[:], single_seqs[:], tiles[:] = batch.num_tokens, -1, sizes.seqs - 1, sizes.seqs - 1
+    by_seq = table.reshape(sizes.seqs, sizes.table_width)
+    by_seq[: batch.num_seqs, : batch.block_table.shape[1]] = batch.block_table
+    for view, values in (
+        (ids, batch.input_ids), (positions, batch.positions), (starts, batch.query_start_loc),
+        (lengths, batch.seq_lens), (slots, batch.slot_mapping), (rows, batch.logit_rows), (single_seqs, singles),
+        (single_tokens, batch.query_start_loc[singles]), (tiles, tile_seqs), (firsts, tile_firsts),
+    ):  # fmt: skip
+        view[: len(values)] = values
+
+
+def named(whole: Tensor, sizes: Sizes, takes_all: bool = False) -> DeviceBatch:
+    """Views of one tensor by the arrays' sizes; takes_all: every token's logits are wanted, in order."""
+    ids, positions, starts, lengths, table, slots, rows, *rest = torch.split(whole, sizes.of_arrays)
+    single_seqs, single_tokens, tile_seqs, tile_firsts = rest
+    return DeviceBatch(
+        input_ids=ids,
+        positions=positions,
+        query_start_loc=starts,
+        seq_lens=lengths,
+        block_table=table.view(sizes.seqs, sizes.table_width),
+        slot_mapping=slots,
+        logit_rows=None if takes_all else rows,
+        single_seqs=single_seqs,
+        single_tokens=single_tokens,
+        tile_seqs=tile_seqs,
+        tile_firsts=tile_firsts,
+        max_length=sizes.max_length,
+    )
+
+
+def to_device(batch: ForwardBatch, device: torch.device) -> DeviceBatch:
+    """One copy, whatever the batch holds."""
+    sizes = sizes_of(batch)
+    whole = np.empty(sum(sizes.of_arrays), np.int32)
+    fill(whole, batch, sizes)
+    return named(upload(whole, device), sizes)
+
+
+def upload(array: npt.NDArray[np.int32], device: torch.device) -> Tensor:
+    """A copy of an array; from pinned memory, so that nothing waits for it."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.clone()

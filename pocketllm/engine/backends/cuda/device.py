@@ -1,0 +1,93 @@
+"""The CUDA backend's declaration: packed weights and Triton kernels on the first NVIDIA GPU."""
+
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import cast
+
+from pocketllm.engine.backends.api.backend import Backend
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
+from pocketllm.engine.backends.api.device import DeviceFacts
+from pocketllm.engine.backends.api.ops import Ops
+
+NAME = "cuda"
+RANK = 20
+ACTIVATION_DTYPE = "int8"
+KV_DTYPE = "float16"
+KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+OPS = frozenset(
+    {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles", "rope"}
+    | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
+)
+RESERVED_BYTES = 2 << 30
+"""What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
+BATCH_INVARIANT_WIDTH = 1
+"""Nothing is promised beyond: sums of a row are taken in another order when more rows are multiplied with it."""
+NUMERICS_VERSION = "cuda-1"
+
+
+def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
+    """Runs where the driver lists a GPU and torch and triton are installed; imports neither."""
+    problems = [] if facts.gpus else ["no NVIDIA GPU"]
+    problems += [f"{name} is not installed: pip install {name}" for name in ("torch", "triton") if not find_spec(name)]
+    if options.activation_dtype not in (None, ACTIVATION_DTYPE):
+        problems.append(f"--activation-dtype {options.activation_dtype}: this backend has {ACTIVATION_DTYPE} only")
+    if options.kv_dtype is not None and options.kv_dtype not in KV_ELEMENT_BYTES:
+        problems.append(f"--kv-dtype {options.kv_dtype}: this backend has {', '.join(KV_ELEMENT_BYTES)}")
+    if problems:
+        return BackendBid(NAME, None, "; ".join(problems))
+    capability = declare(facts, options)
+    return BackendBid(NAME, capability, f"{capability.device_name}, triton {installed('triton')}")
+
+
+def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
+    """What this backend can do on the first GPU."""
+    from pocketllm.engine.backends.cuda.layouts import BYTES_PER_ELEMENT
+
+    kv_dtype = options.kv_dtype or KV_DTYPE
+    return BackendCapability(
+        name=NAME,
+        device="cuda",
+        device_name=facts.gpus[0],
+        isa=None,
+        threads=options.threads or 1,
+        activation_dtype=ACTIVATION_DTYPE,
+        kv_dtype=kv_dtype,
+        ops=OPS,
+        quant_types=frozenset(BYTES_PER_ELEMENT),
+        weight_bytes_per_element=BYTES_PER_ELEMENT,
+        kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
+        kv_scale_bytes=0,
+        attention_scratch_bytes=0,
+        batch_invariant_width=BATCH_INVARIANT_WIDTH,
+        memory_bytes=free_bytes(),
+        numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}",
+    )
+
+
+@cache
+def free_bytes() -> int | None:
+    """Memory of the first GPU that is free now, less a reserve; None when the driver's tool cannot be asked."""
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+        return max(0, (int(answer.stdout.split()[0]) << 20) - RESERVED_BYTES)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
+    """Set the device up and bind the operations."""
+    from pocketllm.engine.backends.cuda.ops import CudaOps
+
+    capability = declare(facts, options)
+    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)))
+
+
+def installed(package: str) -> str:
+    """Version of a package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"

@@ -1,0 +1,148 @@
+"""Steps as CUDA graphs: captured for a ladder of sizes, replayed on device buffers that stay where they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.cuda.batch import (
+    TILE_QUERIES,
+    DeviceBatch,
+    Sizes,
+    fill,
+    named,
+    sizes_of,
+    to_device,
+)
+
+WIDTHS = (1, 2, 4, 8, 16, 24, 32)
+"""Numbers of sequences that decode steps are captured for; a step takes the next one up, its spare rows change
+nothing."""
+TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of tokens that other steps are captured for."""
+SHORTEST, NARROWEST = 256, 32
+"""Keys and blocks that a captured step has room for at least; both double from there, so that a long conversation is
+captured few times."""
+Forward = Callable[[DeviceBatch], Tensor]
+
+
+@dataclass
+class Graph:
+    """One captured computation and what it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+def capture(run: Callable[[], Any], pool: Any) -> Graph:
+    """Run once, which compiles what is not compiled yet, then capture."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    return Graph(graph, result)
+
+
+class StepGraph:
+    """A step of certain sizes."""
+
+    def __init__(self, forward: Forward, sizes: Sizes, pool: Any) -> None:
+        self._sizes = sizes
+        self._host = torch.zeros(sum(sizes.of_arrays), dtype=torch.int32).pin_memory()
+        fill(self._host.numpy(), EMPTY, sizes)
+        self._device = self._host.to("cuda")
+        # a decode step's rows are its tokens
+        batch = named(self._device, sizes, takes_all=sizes.rows == 0)
+        self._captured = capture(lambda: forward(batch), pool)
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.heads: dict[tuple[int, ...], Graph] = {}
+        """Products of the result with a head, by what was asked of them."""
+
+    @property
+    def result(self) -> Tensor:
+        """Hidden states of all rows, overwritten by the next step."""
+        result: Tensor = self._captured.result
+        return result
+
+    def replay(self, batch: ForwardBatch) -> Tensor:
+        """Run a step; the result's rows are those of the batch."""
+        self._sent.synchronize()  # the last copy has read the host's buffer
+        target = self._host.numpy()
+        fill(target, batch if self._sizes.rows else without_rows(batch), self._sizes)
+        self._device.copy_(self._host, non_blocking=True)
+        self._sent.record()
+        self._captured.graph.replay()
+        return self.result[: len(batch.logit_rows)]
+
+
+class Captured:
+    """A forward that replays the steps that fit the ladder and runs others one operation after another."""
+
+    def __init__(self, forward: Forward, device: torch.device, max_tokens: int) -> None:
+        self._forward = forward
+        self._device = device
+        self._max_tokens = max_tokens
+        self._graphs: dict[Sizes, StepGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.last: tuple[Tensor, StepGraph] | None = None
+        """The latest result if it came from a graph, and that graph."""
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """Run a step; the result is overwritten by the next."""
+        sizes = None if self._pool is None else captured_sizes(sizes_of(batch), batch.logit_rows)
+        if sizes is None or sizes.tokens > max(power_above(self._max_tokens), TOKENS[0]):
+            self.last = None
+            return self._forward(to_device(batch, self._device))
+        if sizes not in self._graphs:
+            self._graphs[sizes] = StepGraph(self._forward, sizes, self._pool)
+        graph = self._graphs[sizes]
+        result = graph.replay(batch)
+        self.last = result, graph
+        return result
+
+
+def captured_sizes(own: Sizes, logit_rows: "np.ndarray[Any, np.dtype[np.int32]]") -> Sizes | None:
+    """The sizes of the ladder that a step fits into; None for a step that is run without a graph."""
+    length = max(SHORTEST, power_above(own.max_length)) if own.singles else 0
+    table_width = max(NARROWEST, power_above(own.table_width))
+    is_decode = own.singles == own.tokens and np.array_equal(logit_rows, np.arange(own.tokens))
+    if is_decode and own.tokens <= WIDTHS[-1]:
+        width = next(width for width in WIDTHS if width >= own.tokens)
+        return Sizes(width, width, width, 0, 0, table_width, length)
+    seqs = power_above(own.seqs + 1)
+    if own.tokens > TOKENS[-1] or own.rows > seqs:
+        return None
+    tokens = next(tokens for tokens in TOKENS if tokens >= own.tokens)
+    singles = power_above(own.singles) if own.singles else 0
+    tiles = tokens // TILE_QUERIES + seqs
+    return Sizes(tokens, seqs, singles, tiles, seqs, table_width, length)
+
+
+def power_above(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def without_rows(batch: ForwardBatch) -> ForwardBatch:
+    """The same for a step that takes all."""
+    return ForwardBatch(**{**vars(batch), "logit_rows": batch.logit_rows[:0]})
+
+
+EMPTY = ForwardBatch(
+    input_ids=np.zeros(0, np.int32),
+    positions=np.zeros(0, np.int32),
+    query_start_loc=np.zeros(1, np.int32),
+    seq_lens=np.zeros(0, np.int32),
+    block_table=np.zeros((0, 0), np.int32),
+    slot_mapping=np.zeros(0, np.int64),
+    logit_rows=np.zeros(0, np.int32),
+)
+"""What is captured with: every place is an empty one."""

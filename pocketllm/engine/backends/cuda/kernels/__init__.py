@@ -1,0 +1,1 @@
+"""The Triton kernels; nothing here knows of models or batches."""

@@ -1,0 +1,104 @@
+"""The layouts in which packed matrices lie in GPU memory, and which quant type has which; read without torch.
+
+A row is cut into groups of 16 or 32 values that share a scale. A value is `scale · q - minimum`, with q an integer code
+minus the layout's offset, or an entry of its table. Codes lie in 32-bit words; four neighbors of a row sit in the four
+bytes of a word, at the same place of each byte, so that masks and shifts alone turn a word into words of four bytes,
+which meet a row of x in its natural order: part h of word i of a group holds values 4 · (h · words + i) and the next
+three.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from pocketllm.engine.weights.bits import CODEBOOK, E2M1_DOUBLED
+
+TILE_ROWS = 4
+"""Rows whose scales lie together: a thread of a matrix-vector kernel works on as many rows at once."""
+
+
+class Form(IntEnum):
+    """How a word holds codes."""
+
+    NIBBLE = 0
+    """eight codes of four bits: the low and the high halves of the bytes"""
+    NIBBLE_1 = 1
+    """the same, the fifth bits in a word of their own for each group"""
+    NIBBLE_2 = 2
+    """the same, the fifth and sixth bits in a word of their own for each group of 16"""
+    BYTE = 3
+    """four signed bytes"""
+    TABLE = 4
+    """eight places in a table of 16 signed bytes"""
+
+
+class Scales(IntEnum):
+    """What is kept of a group's scale and minimum."""
+
+    HALF = 0
+    """a float16 scale"""
+    HALVES = 1
+    """a float16 scale, and a float16 minimum that is added"""
+    K = 2
+    """a byte each, times two float16 of each 256 values"""
+    SIGNED = 3
+    """a signed byte, times a float16 of each 256 values"""
+    FLOAT = 4
+    """a float32 scale"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to keep a matrix."""
+
+    form: Form
+    group: int
+    scales: Scales
+    offset: int = 0
+    table: tuple[int, ...] = (0,) * 16
+
+    @property
+    def parts(self) -> int:
+        """Words of four bytes that a word becomes."""
+        return 1 if self.form is Form.BYTE else 2
+
+    @property
+    def words(self) -> int:
+        """Words of a group."""
+        return self.group // (4 * self.parts)
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Memory of a value, its share of the scales included."""
+        high = 4 if self.form in (Form.NIBBLE_1, Form.NIBBLE_2) else 0
+        scale = {Scales.HALF: 2, Scales.HALVES: 4, Scales.K: 2, Scales.SIGNED: 1, Scales.FLOAT: 4}[self.scales]
+        shared = {Scales.K: 4 / 256, Scales.SIGNED: 2 / 256}.get(self.scales, 0.0)
+        return (4 * self.words + high + scale) / self.group + shared
+
+    @property
+    def packed_table(self) -> tuple[int, ...]:
+        """The table's bytes as four signed 32-bit numbers, first entry lowest."""
+        return tuple(np.array(self.table, np.int8).view(np.int32).tolist())
+
+
+NON_LINEAR = tuple(CODEBOOK.tolist())
+LAYOUTS: Mapping[str, Layout] = {
+    "Q4_0": Layout(Form.NIBBLE, 32, Scales.HALF, offset=8),
+    "Q4_1": Layout(Form.NIBBLE, 32, Scales.HALVES),
+    "Q5_0": Layout(Form.NIBBLE_1, 32, Scales.HALF, offset=16),
+    "Q5_1": Layout(Form.NIBBLE_1, 32, Scales.HALVES),
+    "Q8_0": Layout(Form.BYTE, 32, Scales.HALF),
+    "IQ4_NL": Layout(Form.TABLE, 32, Scales.HALF, table=NON_LINEAR),
+    "MXFP4": Layout(Form.TABLE, 32, Scales.FLOAT, table=tuple(E2M1_DOUBLED.tolist())),
+    "Q2_K": Layout(Form.NIBBLE, 16, Scales.K),
+    "Q3_K": Layout(Form.NIBBLE, 16, Scales.SIGNED, offset=4),
+    "Q4_K": Layout(Form.NIBBLE, 32, Scales.K),
+    "Q5_K": Layout(Form.NIBBLE_1, 32, Scales.K),
+    "Q6_K": Layout(Form.NIBBLE_2, 16, Scales.SIGNED, offset=32),
+    "IQ4_XS": Layout(Form.TABLE, 32, Scales.SIGNED, table=NON_LINEAR),
+}
+"""By GGUF name; plain floats are kept as they are and are not here."""
+PLAIN_BYTES: Mapping[str, float] = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}
+BYTES_PER_ELEMENT = {**PLAIN_BYTES, **{name: layout.bytes_per_element for name, layout in LAYOUTS.items()}}

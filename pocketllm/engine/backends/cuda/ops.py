@@ -1,0 +1,185 @@
+"""The operations of `api.ops` by Triton kernels on one NVIDIA GPU.
+
+Norms before products, gates, and the rotation of heads are not computed where they are asked for but where their result
+is read: `Gated` and `Heads` stand for them, and `written` makes rows of them for whoever else asks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
+from pocketllm.engine.backends.cuda import matrices
+from pocketllm.engine.backends.cuda.attention import Heads, PagedCache, attend, store
+from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
+from pocketllm.engine.backends.cuda.graphs import Captured, capture
+from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
+from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS
+from pocketllm.engine.backends.cuda.kernels.rows import write_rows
+from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
+from pocketllm.engine.backends.cuda.matrices import Matrix, Plain
+from pocketllm.engine.backends.cuda.products import Gated, Products
+
+SILU, GELU = 1, 2
+KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+Rows = Tensor | Gated | Heads
+
+
+class CudaOps:
+    """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
+
+    def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:
+        self._device = torch.device(device)
+        self._kv_dtype = KV_DTYPES[kv_dtype]
+        self._products = Products(self._device)
+        self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
+        self._captured: list[Captured] = []
+        # products in float32 are so to the last bit
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    # -- at load -------------------------------------------------------------------------------------------------------
+    def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Matrix:
+        """Copy and repack a matrix on the device."""
+        return matrices.load(data, quant_type, shape, self._device)
+
+    def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
+        """A copy: the file may be closed or changed later."""
+        return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
+
+    def new_kv_cache(
+        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+    ) -> PagedCache:
+        """Zeros."""
+        shape = (num_blocks, block_size, num_kv_heads)
+
+        def zeros(dim: int) -> list[Tensor]:
+            each = (*shape, dim)
+            return [torch.zeros(each, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
+
+        return PagedCache(zeros(key_dim), zeros(value_dim))
+
+    # -- each step -----------------------------------------------------------------------------------------------------
+    def embed(self, table: Matrix, input_ids: npt.NDArray[np.int32] | Tensor, scale: float = 1.0) -> Tensor:
+        ids = self._on_device(input_ids)
+        if isinstance(table.held, Plain):
+            return table.held.values[ids].float() * scale
+        out = torch.empty(len(ids), table.cols, dtype=torch.float32, device=self._device)
+        unpack_rows(table.held, out, index=ids, factor=scale)
+        return out
+
+    def rms_norm(self, x: Rows, norm: Norm) -> Rows:
+        width = len(norm.weight)
+        rows = written(x)
+        if width < rows.shape[1]:
+            return Heads(rows, width, norm)
+        out = torch.empty(rows.shape, dtype=torch.float32, device=self._device)
+        write_rows(out, rows, weight=norm.weight, eps=norm.eps)
+        return out
+
+    def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
+        """Norm, gate and rounding in one kernel, then one for all matrices of one layout."""
+        operand = x if isinstance(x, Gated) else written(x)
+        graph = next((c.last[1] for c in self._captured if c.last is not None and c.last[0] is x), None)
+        if graph is None or norm is not None:
+            return self._products.project(operand, projections, norm, None)
+        key = tuple(id(projection.weight) for projection in projections)
+        if key not in graph.heads:
+            graph.heads[key] = capture(
+                lambda: self._products.project(graph.result, projections, None, None), torch.cuda.graph_pool_handle()
+            )
+        graph.heads[key].graph.replay()
+        return tuple(out[: len(operand)] for out in graph.heads[key].result)
+
+    def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor:
+        operand = x if isinstance(x, Gated) else written(x)
+        return self._products.project(operand, (projection,), None, written(residual))[0]
+
+    def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32] | Tensor, magnitude: float) -> Tensor:
+        """[tokens, 2, frequencies]: cosines, then sines."""
+        places = self._on_device(positions)
+        out = torch.empty(len(places), 2, len(inv_freq), dtype=torch.float32, device=self._device)
+        angles_kernel[(len(places),)](
+            places,
+            inv_freq,
+            out,
+            magnitude,
+            len(inv_freq),
+            BLOCK=triton.next_power_of_2(len(inv_freq)),
+            num_warps=1,
+            **OPTIONS,
+        )
+        return out
+
+    def rope(self, x: Rows, angles: Tensor, head_dim: int, layout: RopeLayout) -> Heads:
+        if isinstance(x, Heads) and x.angles is None and x.head_dim == head_dim:
+            return Heads(x.x, head_dim, x.norm, angles, layout)
+        return Heads(written(x), head_dim, None, angles, layout)
+
+    def store_kv(self, cache: PagedCache, layer: int, k: Rows, v: Rows, batch: ForwardBatch) -> None:
+        heads = k if isinstance(k, Heads) else Heads(written(k), cache.keys[layer].shape[-1])
+        store(heads, written(v), cache.keys[layer], cache.values[layer], self._of(batch).slot_mapping)
+
+    def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
+        heads = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim)
+        return attend(heads, cache.keys[layer], cache.values[layer], self._of(batch), spec)
+
+    def silu_mul(self, gate: Rows, up: Rows) -> Gated:
+        return Gated(written(gate), written(up), SILU)
+
+    def gelu_mul(self, gate: Rows, up: Rows) -> Gated:
+        return Gated(written(gate), written(up), GELU)
+
+    def add(self, x: Rows, y: Rows) -> Tensor:
+        return written(x) + written(y)
+
+    def take(self, x: Rows, rows: npt.NDArray[np.int32] | Tensor | None) -> Tensor:
+        """Rows of x; None: all, as they are."""
+        return written(x) if rows is None else written(x)[self._on_device(rows)]
+
+    def to_numpy(self, x: Rows) -> npt.NDArray[np.float32]:
+        """Through pinned memory, which torch keeps and gives again."""
+        rows = written(x)
+        host = torch.empty(rows.shape, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        host.copy_(rows, non_blocking=True)
+        self.synchronize()
+        result: npt.NDArray[np.float32] = host.numpy()
+        return result
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def capture(self, forward: Callable[[ForwardBatch], Any], max_tokens: int) -> Captured:
+        """Decode steps become CUDA graphs when they are first seen; other steps run one operation after another."""
+        captured = Captured(lambda batch: written(forward(batch)), self._device, max_tokens)  # type: ignore[arg-type]
+        self._captured.append(captured)
+        return captured
+
+    # -- what a batch holds --------------------------------------------------------------------------------------------
+    def _on_device(self, values: npt.NDArray[np.int32] | Tensor) -> Tensor:
+        return values if isinstance(values, Tensor) else upload(values, self._device)
+
+    def _of(self, batch: ForwardBatch | DeviceBatch) -> DeviceBatch:
+        """The batch on the device, copied once a step; a batch is immutable, so its identity is its key."""
+        if isinstance(batch, DeviceBatch):
+            return batch
+        if self._batch is None or self._batch[0] is not batch:
+            self._batch = batch, to_device(batch, self._device)
+        return self._batch[1]
+
+
+def written(x: Rows) -> Tensor:
+    """Rows as a tensor."""
+    if isinstance(x, Heads):
+        return x.written()
+    if isinstance(x, Gated):
+        out = torch.empty(x.gate.shape, dtype=torch.float32, device=x.gate.device)
+        write_rows(out, x.gate, up=x.up, gate=x.kind)
+        return out
+    return x

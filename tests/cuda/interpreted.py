@@ -1,0 +1,160 @@
+"""Checks of the kernels on the CPU: run with TRITON_INTERPRET=1 (`tests/unit/test_cuda_kernels.py` does).
+
+usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
+from pocketllm.engine.backends.cuda import matrices
+from pocketllm.engine.backends.cuda.kernels import gemv
+from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
+from pocketllm.engine.backends.cuda.layouts import LAYOUTS
+from pocketllm.engine.backends.cuda.ops import CudaOps
+from pocketllm.engine.backends.cuda.packing import Packed, unpack
+from pocketllm.engine.backends.reference.ops import ReferenceOps
+from pocketllm.engine.weights import quant
+from pocketllm.engine.weights.quant_types import BY_NAME
+from tests.cuda.model import error
+from tests.cuda.synthetic import HALVES
+
+RANDOM = np.random.default_rng(0)
+CUDA, REFERENCE = CudaOps(kv_dtype="float32", device="cpu"), ReferenceOps()
+
+
+def blocks(quant_type: str, rows: int, cols: int, is_tame: bool = True) -> Any:
+    """Random blocks; tame ones have ordinary scales."""
+    kind = BY_NAME[quant_type]
+    data = RANDOM.integers(0, 256, (rows, cols // kind.block_elements, kind.block_bytes), dtype=np.uint8)
+    for at in HALVES.get(quant_type, ()) if is_tame else ():
+        data[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    if quant_type == "MXFP4" and is_tame:
+        data[..., 0] = 120
+    return data
+
+
+def packing() -> None:
+    """Every bit pattern keeps its value in its layout, and the unpacking kernel gives it back."""
+    for quant_type in LAYOUTS:
+        data = blocks(quant_type, 6, 512, is_tame=False)
+        held = matrices.load(data, quant_type, (6, 512), torch.device("cpu")).held
+        assert isinstance(held, Packed)
+        want = quant.dequantize(data, quant_type, (6, 512))
+        assert np.array_equal(unpack(held).numpy(), want, equal_nan=True), quant_type
+        out = torch.full((3, 512), torch.nan)
+        unpack_rows(held, out, index=torch.tensor([5, 0, 2], dtype=torch.int32))
+        assert np.array_equal(out.numpy(), want[[5, 0, 2]], equal_nan=True), quant_type
+    parts = [matrices.load(blocks("Q6_K", 8, 256), "Q6_K", (8, 256), torch.device("cpu")) for _ in range(2)]
+    whole = torch.cat([unpack(part.held) for part in parts])
+    assert torch.equal(unpack(matrices.join(parts)), whole)
+    assert torch.equal(torch.cat([unpack(part.held) for part in parts]), whole)
+
+
+def products() -> None:
+    """The matrix-vector kernel against float64, outputs poisoned; few and many rows through `project`."""
+    for quant_type in LAYOUTS:
+        held = matrices.load(blocks(quant_type, 4, 256), quant_type, (4, 256), torch.device("cpu")).held
+        assert isinstance(held, Packed)
+        x, scales = torch.randint(-127, 128, (3, 256), dtype=torch.int8), torch.rand(3, 8)
+        y, bias, residual = torch.full((3, 4), torch.nan), torch.randn(4), torch.randn(3, 4)
+        gemv.multiply(x.view(torch.int32), scales, held, y, bias, residual)
+        values = (x.view(3, 8, 32).double() * scales[:, :, None]).view(3, 256)
+        want = values @ unpack(held).double().T + bias + residual
+        assert error(y.numpy(), want.numpy()) < 1e-6, quant_type
+    data, norm = blocks("Q4_K", 8, 256), RANDOM.standard_normal(256).astype(np.float32)
+    for tokens, limit in ((2, 0.02), (17, 1e-3)):
+        x = RANDOM.standard_normal((tokens, 256)).astype(np.float32)
+
+        def both(ops: Any, x: Any = x) -> Any:
+            bias = ops.load_vector(norm[:8])
+            first = Projection(ops.load_matrix(data, "Q4_K", (8, 256)), bias)
+            second = Projection(ops.load_matrix(data[::-1].copy(), "Q4_K", (8, 256)))
+            y, z = ops.project(rows(ops, x), first, second, norm=Norm(ops.load_vector(norm), 1e-5))
+            return ops.project_add(ops.silu_mul(rows(ops, x), rows(ops, x)), first, ops.add(y, z))
+
+        assert compared(both) < limit, tokens
+
+
+def rows_and_heads() -> None:
+    """Norms, gates, rotation and embedding as the reference has them."""
+    x, y = (RANDOM.standard_normal((3, 64)).astype(np.float32) for _ in range(2))
+    weight = RANDOM.standard_normal(64).astype(np.float32)
+    freq, positions = (10000.0 ** (-np.arange(6) / 6)).astype(np.float32), np.array([0, 7, 12345], np.int32)
+    checks: list[Callable[[Any], Any]] = [
+        lambda ops: ops.rms_norm(rows(ops, x), Norm(ops.load_vector(weight), 1e-5)),
+        lambda ops: ops.rms_norm(rows(ops, x), Norm(ops.load_vector(weight[:16]), 1e-5)),
+        lambda ops: ops.silu_mul(rows(ops, x), rows(ops, y)),
+        lambda ops: ops.gelu_mul(rows(ops, x), rows(ops, y)),
+        lambda ops: ops.take(rows(ops, x), np.array([2, 0], np.int32)),
+        lambda ops: ops.embed(ops.load_matrix(blocks_once, "Q5_K", (6, 256)), np.array([5, 0], np.int32), 2.5),
+    ]
+    blocks_once = blocks("Q5_K", 6, 256)
+    for layout in RopeLayout:
+
+        def rotated(ops: Any, layout: RopeLayout = layout) -> Any:
+            normed = ops.rms_norm(rows(ops, x), Norm(ops.load_vector(weight[:16]), 1e-5))
+            return ops.rope(normed, ops.rope_angles(ops.load_vector(freq), positions, 1.2), 16, layout)
+
+        checks.append(rotated)
+    for number, check in enumerate(checks):
+        assert compared(check) < 1e-6, number
+
+
+def attention() -> None:
+    """One step with sequences of one token and of more, over scattered blocks; with a window, and with a soft cap."""
+    lengths, counts, dim = np.array([150, 9, 1, 70], np.int32), np.array([1, 9, 1, 66], np.int32), 16
+    blocks_of = -(-lengths // 16)
+    places = iter(RANDOM.permutation(24).tolist())
+    table = np.full((4, blocks_of.max()), -1, np.int32)
+    for row, number in enumerate(blocks_of):
+        table[row, :number] = [next(places) for _ in range(number)]
+    batch = batch_of(table, counts, lengths - counts)
+    history = batch_of(table, lengths, 0 * lengths)
+    k, v = (RANDOM.standard_normal((lengths.sum(), 2 * dim)).astype(np.float32) for _ in range(2))
+    q = RANDOM.standard_normal((counts.sum(), 4 * dim)).astype(np.float32)
+    for window, softcap in ((None, None), (40, 5.0)):
+        spec = AttentionSpec(4, 2, dim, dim**-0.5, window, softcap)
+
+        def attended(ops: Any, spec: AttentionSpec = spec) -> Any:
+            cache = ops.new_kv_cache(1, 2, dim, dim, 24, 16)
+            ops.store_kv(cache, 0, rows(ops, k), rows(ops, v), history)
+            return ops.attention(rows(ops, q), cache, 0, batch, spec)
+
+        assert compared(attended) < 1e-6, spec
+
+
+def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:
+    row = np.repeat(np.arange(len(counts)), counts)
+    positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)]).astype(np.int32)
+    return ForwardBatch(
+        input_ids=np.zeros(len(positions), np.int32),
+        positions=positions,
+        query_start_loc=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        seq_lens=(starts + counts).astype(np.int32),
+        block_table=table,
+        slot_mapping=table[row, positions // 16].astype(np.int64) * 16 + positions % 16,
+        logit_rows=np.zeros(0, np.int32),
+    )
+
+
+def rows(ops: Any, values: Any) -> Any:
+    return ops.load_vector(values.reshape(-1)).view(values.shape)
+
+
+def compared(check: Callable[[Any], Any]) -> float:
+    got, want = (ops.to_numpy(check(ops)) for ops in (CUDA, REFERENCE))
+    return error(got, want)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    PARTS: dict[str, Callable[[], None]] = {
+        part.__name__: part for part in (packing, products, rows_and_heads, attention)
+    }
+    PARTS[sys.argv[1]]()

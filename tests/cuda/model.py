@@ -1,0 +1,155 @@
+"""A whole model on the GPU: parity with the reference backend, and rates of the 8B shape.
+
+usage: python -m tests.cuda.model [check] [rates] [profile]
+"""
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.cuda.ops import CudaOps
+from pocketllm.engine.backends.reference.ops import ReferenceOps
+from pocketllm.engine.models.families.llama import FAMILY
+from tests.cuda.synthetic import Synthetic
+
+BLOCK = 16
+
+
+class Session:
+    """A loaded model with its cache; sequence s owns blocks of its own."""
+
+    def __init__(self, checkpoint: Any, ops: Any, sequences: int, length: int) -> None:
+        self.ops, self.blocks = ops, -(-length // BLOCK)
+        self.model: Any = FAMILY.load(checkpoint, ops, length)
+        spec = self.model.kv_spec
+        cache = ops.new_kv_cache(
+            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, sequences * self.blocks, BLOCK
+        )
+        self.eager = lambda batch: self.model.forward(batch, cache)
+        self.captured = ops.capture(self.eager, 4096)
+
+    def batch(self, ids: list[list[int]], starts: list[int], sequences: list[int] | None = None) -> ForwardBatch:
+        sequences = sequences or list(range(len(ids)))
+        counts = np.array([len(some) for some in ids], np.int32)
+        ends = np.cumsum(counts)
+        positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+        table = np.array([np.arange(s * self.blocks, (s + 1) * self.blocks) for s in sequences], np.int32)
+        rows = np.repeat(np.arange(len(ids)), counts)
+        return ForwardBatch(
+            input_ids=np.concatenate(ids).astype(np.int32),
+            positions=positions.astype(np.int32),
+            query_start_loc=np.concatenate([[0], ends]).astype(np.int32),
+            seq_lens=(np.array(starts) + counts).astype(np.int32),
+            block_table=table,
+            slot_mapping=table[rows, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK,
+            logit_rows=(ends - 1).astype(np.int32),
+        )
+
+    def logits(self, batch: ForwardBatch, captured: bool = True) -> Any:
+        return np.array(self.model.logits((self.captured if captured else self.eager)(batch)))
+
+
+def check() -> None:
+    for types in (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1")):
+        shape = (2, 512, 768, 8, 2, 64, 1000)
+        sessions = [
+            Session(Synthetic(*shape, types=types, scale=0.01), ops, 9, 512) for ops in (CudaOps(), ReferenceOps())
+        ]
+        random = np.random.default_rng(1)
+        prompts = [random.integers(0, 1000, 5 + 37 * n).tolist() for n in range(8)]
+        line = [types[0]]
+        cuda, reference = sessions
+        whole = [s.logits(s.batch(prompts, [0] * 8)) for s in sessions]
+        line.append(f"prefill {error(*whole):.1e}")
+        lengths, steps, same, alone_same = [len(p) for p in prompts], [], True, True
+        for _ in range(3):
+            token = [[int(random.integers(0, 1000))] for _ in range(8)]
+            batch = cuda.batch(token, lengths)
+            got, want = cuda.logits(batch), reference.logits(batch)
+            same &= np.array_equal(got, cuda.logits(batch, captured=False))
+            for n in (0, 7):
+                alone = cuda.logits(cuda.batch([token[n]], [lengths[n]], [n]))
+                alone_same &= np.array_equal(alone[0], got[n])
+            steps.append(error(got, want))
+            lengths = [length + 1 for length in lengths]
+        line += [f"decode {max(steps):.1e}", f"captured=eager {same}", f"alone=batched {alone_same}"]
+        print(*line, flush=True)
+
+
+def error(got: Any, want: Any) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def rates(with_profile: bool) -> None:
+    start = time.perf_counter()
+    checkpoint = Synthetic(32, 4096, 14336, 32, 8, 128, 128256, types=("Q4_K", "Q6_K", "Q6_K"))
+    session = Session(checkpoint, CudaOps(), 32, 4608)
+    torch.cuda.synchronize()
+    print(f"loaded in {time.perf_counter() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.2f} GiB", flush=True)
+    ids = np.random.default_rng(0).integers(0, 128000, 8192).tolist()
+    for count in (512, 4096):
+        chunk = min(count, 2048)
+        batches = [session.batch([ids[at : at + chunk]], [at]) for at in range(0, count, chunk)]
+        took = []
+        for _ in range(4):
+            start = time.perf_counter()
+            for batch in batches:
+                session.logits(batch)
+            took.append(time.perf_counter() - start)
+        print(
+            f"prefill {count}: {count / sorted(took)[1]:.0f} tok/s ({[f'{t * 1e3:.1f}' for t in took]} ms)", flush=True
+        )
+    for streams, depth in ((1, 0), (1, 4096), (8, 325), (32, 325)):
+        decode(session, streams, depth)
+    if with_profile:
+        profile(session, 1)
+        profile(session, 8)
+
+
+def decode(session: Session, streams: int, depth: int, steps: int = 48) -> None:
+    """Greedy steps; tokens go to the host and back, as in the loop."""
+    tokens = [[7 + stream] for stream in range(streams)]
+    whole, graph = [], []
+    for step in range(steps):
+        batch = session.batch(tokens, [depth + step] * streams)
+        start = time.perf_counter()
+        logits = session.model.logits(session.captured(batch))
+        tokens = [[int(row.argmax())] for row in logits]
+        whole.append(time.perf_counter() - start)
+    for _ in range(8):
+        session.ops.synchronize()
+        start = time.perf_counter()
+        session.captured(batch)
+        session.ops.synchronize()
+        graph.append(time.perf_counter() - start)
+    middle, replay = sorted(whole)[steps // 2], sorted(graph)[4]
+    print(
+        f"decode {streams} streams at {depth}: {streams / middle:.0f} tok/s "
+        f"(step {middle * 1e3:.2f} ms, of it graph {replay * 1e3:.2f} ms)", flush=True,
+    )  # fmt: skip
+
+
+def profile(session: Session, streams: int) -> None:
+    """Time of each kernel in a replayed step."""
+    from torch.profiler import ProfilerActivity
+
+    batch = session.batch([[7]] * streams, [325] * streams)
+    session.logits(batch)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            session.logits(batch)
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    print(f"kernels of a step with {streams} streams:")
+    for event in events[:10]:
+        print(f"  {event.self_device_time_total / 3:8.0f} us {event.count // 3:5d} calls {event.key[:60]}", flush=True)
+
+
+if __name__ == "__main__":
+    if "check" in sys.argv:
+        check()
+    if "rates" in sys.argv:
+        rates("profile" in sys.argv)

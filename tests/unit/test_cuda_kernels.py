@@ -1,0 +1,74 @@
+"""The CUDA backend's kernels in Triton's interpreter on the CPU, held to the decoders and to the reference backend.
+
+The interpreter is chosen when Triton is first imported, so the checks run in a process of their own.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pocketllm.engine.backends.api.capability import BackendOptions
+from pocketllm.engine.backends.api.device import DeviceFacts
+from pocketllm.engine.backends.cuda import device
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
+
+
+def facts(*gpus: str) -> DeviceFacts:
+    return DeviceFacts("a processor", "x86_64", 2, 1 << 34, 1 << 33, frozenset(), gpus)
+
+
+@needs_triton
+@pytest.mark.parametrize("part", ["packing", "products", "rows_and_heads", "attention"])
+def test_kernels_agree_with_the_decoders_and_the_reference(part: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.interpreted", part],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_the_backend_does_not_bid_where_no_gpu_is_listed() -> None:
+    bid = device.bid(facts(), BackendOptions())
+
+    assert bid.capability is None
+    assert "no NVIDIA GPU" in bid.reason
+
+
+@needs_triton
+def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda: 1 << 37)
+
+    bid = device.bid(facts("NVIDIA H200"), BackendOptions())
+    refused = device.bid(facts("NVIDIA H200"), BackendOptions(activation_dtype="float32", kv_dtype="int8"))
+
+    assert bid.capability is not None
+    assert {"Q4_K", "Q6_K", "Q8_0", "F16"} <= bid.capability.quant_types
+    assert bid.capability.memory_bytes == 1 << 37
+    assert refused.capability is None
+    assert "--activation-dtype float32" in refused.reason
+    assert "--kv-dtype int8" in refused.reason
+
+
+def test_a_bid_imports_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys; from tests.unit.test_cuda_kernels import facts; "
+        "from pocketllm.engine.backends.cuda import device; "
+        "from pocketllm.engine.backends.api.capability import BackendOptions; device.free_bytes = lambda: None; "
+        "device.bid(facts('a GPU'), BackendOptions()); print({'torch', 'triton'} & sys.modules.keys())"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert answer.stdout.strip() == "set()", answer.stdout + answer.stderr
