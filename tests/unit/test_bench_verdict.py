@@ -79,6 +79,11 @@ def test_estimators_that_disagree_are_not_distinguishable(robust: tuple[float, f
     assert "disagree" in verdict.reason
 
 
+def test_estimators_that_disagree_are_not_the_same_either() -> None:
+    assert judge(evidence(0.1, 0.2)).word is Word.SAME
+    assert judge(evidence(0.1, 0.2, robust=(0.002, 0.0001, 0.004))).word is Word.NOT_DISTINGUISHABLE
+
+
 @pytest.mark.parametrize(
     ("middle", "word"), [(0.03, Word.SLOWER), (-0.001, Word.NOT_DISTINGUISHABLE)], ids=["same sign", "other sign"]
 )

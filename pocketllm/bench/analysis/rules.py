@@ -4,7 +4,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Version of the estimator, the verdict rules and the validity rules together; a history holds runs of one version."""
 
 JUDGES = ("conditions", "contrasts", "rules", "slots", "stats", "validity", "verdict")

@@ -14,7 +14,7 @@ from pocketllm.bench.targets.contract import Sample
 Table = dict[tuple[str, int, str], float]
 """Cost by (full metric name, block, arm)."""
 
-QUANTILE_METRIC = re.compile(r"(?P<word>[a-z][a-z0-9_]*)_p(?P<percent>\d{2,3})")
+QUANTILE_METRIC = re.compile(r"(?P<word>[a-z][a-z0-9_]*)_p(?P<percent>[1-9]\d|9\d\d)")
 """`ttft_p99`, `itl_p95`, `e2el_p999`: a quantile over the requests of one slot."""
 
 
@@ -42,7 +42,7 @@ def slot_table(scenario: Scenario, measured: Sequence[Measured]) -> Table:
 def quantile_name(metric: str) -> tuple[str, float] | None:
     """Word and quantile of a quantile metric; None for any other.
 
-    >>> quantile_name("ttft_p99"), quantile_name("itl_p999"), quantile_name("first_decode")
+    >>> quantile_name("ttft_p99"), quantile_name("itl_p999"), quantile_name("ttft_p100")
     (('ttft', 0.99), ('itl', 0.999), None)
     """
     found = QUANTILE_METRIC.fullmatch(metric)

@@ -83,18 +83,16 @@ def judge(evidence: Evidence) -> Verdict:
     fit, edge = evidence.fit, math.log1p(evidence.margin)
     estimate = float(fit.estimate)
     low, high = (float(end) for end in fit.interval())
-    agree = estimators_agree(evidence, low, high)
-    if agree and is_beyond(evidence, edge):
+    if not estimators_agree(evidence, low, high):
+        return Verdict(Word.NOT_DISTINGUISHABLE, "the two estimators disagree")
+    if is_beyond(evidence, edge):
         word = Word.SLOWER if estimate > 0 else Word.FASTER
         return Verdict(word, "the interval lies beyond the margin and the difference beyond the noise floor")
     inner_low, inner_high = (float(end) for end in fit.interval(EQUIVALENCE_LEVEL))
     if -edge < inner_low and inner_high < edge:
         return Verdict(Word.SAME, f"the 90 % interval lies inside ±{evidence.margin:.2g} of 1")
-    excludes = low > 0 or high < 0
-    if excludes and agree:
+    if low > 0 or high < 0:
         return Verdict(Word.SMALL, "a difference, but below what this rig can defend")
-    if excludes or not agree:
-        return Verdict(Word.NOT_DISTINGUISHABLE, "the two estimators disagree")
     return Verdict(Word.NOT_DISTINGUISHABLE, "the interval holds both no difference and one that matters")
 
 
