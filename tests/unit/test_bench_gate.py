@@ -241,6 +241,23 @@ def test_flags_that_bench_does_not_know_are_refused_before_anything_runs(folder:
     assert not (folder / "records").exists() or list_records([folder / "records"]) == []
 
 
+def test_two_checkouts_of_equal_code_pass_the_gate_and_are_refused_by_bench(folder: Path) -> None:
+    for name in ("base", "new"):
+        (folder / name / "pocketllm").mkdir(parents=True)
+        (folder / name / "pocketllm" / "__init__.py").write_text("")
+    flags = ("--scenario", "decode", "--arms", "base:path=base", "--arms", "new:path=new")
+
+    result = call(*flags, "--junit", "out.xml")
+
+    assert result.stderr.splitlines() == [
+        "gate: skipped: decode: nothing to compare: both arms are the same code",
+    ]
+    assert ElementTree.parse(folder / "out.xml").getroot().find("testcase/skipped") is not None
+    assert "| ➖ | nothing to compare" in ci.summary({"scenario": "decode", "same_code": True}, None, "")
+    assert RUNNER.invoke(app, ["bench", *flags]).exit_code == 2
+    assert "are equal" in call(*flags[:4], "--arms", "new:path=./base", expected=2).stderr
+
+
 def test_junit_is_xml_whatever_an_arm_said() -> None:
     check = {"code": "V01", "severity": "run", "value": 1.0, "detail": "a\ud800b\uffffc\x1bd\re", "blocks": []}
     text = ci.junit(document(valid=False, checks=[check]), None)

@@ -142,8 +142,12 @@ def isolation_of(arms: Sequence[Arm]) -> Isolation:
     return Isolation.TOGGLE if all(arm.is_switchable for arm in arms) else Isolation.PROCESS
 
 
+class SameCodeError(OptionError):
+    """All that is to be compared is two checkouts whose packages, options and interpreters are equal."""
+
+
 def check_distinct(arms: Sequence[Arm], options: EngineOptions) -> None:
-    """Refuse two arms with one name, or that would run the same thing."""
+    """Refuse two arms with one name, or that would run the same thing; SameCodeError where two checkouts are equal."""
     seen_names: set[str] = set()
     seen: dict[str, str] = {}
     builds = Builds(needed=any(arm.path is not None for arm in arms))
@@ -157,11 +161,19 @@ def check_distinct(arms: Sequence[Arm], options: EngineOptions) -> None:
         what = arm.difference() | {"path": builds.of(arm), "options": options_told, "via": arm.runs_here}
         key = str(sorted(what.items()))
         if key in seen:
-            raise OptionError(
+            raise (SameCodeError if are_two_checkouts(arms) else OptionError)(
                 f"arms {seen[key]} and {arm.name} are equal in plan, commit and target: the null arm already measures "
                 "that"
             )
         seen[key] = arm.name
+
+
+def are_two_checkouts(arms: Sequence[Arm]) -> bool:
+    """Whether there are two arms, in folders of their own."""
+    from pocketllm.bench.arm.checkout import Checkout
+
+    roots = {(Checkout.at(arm.name, arm.path) if arm.path else Checkout.ours()).root for arm in arms}
+    return len(arms) == 2 == len(roots)
 
 
 def effective_options(arm: Arm, options: EngineOptions) -> EngineOptions:

@@ -20,6 +20,7 @@ MAX_SUMMARY_BYTES = 1024 * 1024
 """GitHub refuses a longer step summary."""
 
 NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+SAME_CODE = "nothing to compare: both arms are the same code"
 PASSED, FAILED, ERROR, SKIPPED = "passed", "failed", "error", "skipped"
 
 
@@ -35,6 +36,8 @@ class Case:
 
 def gate_code(document: Document, require: Require | None) -> int:
     """Exit code of a record under the gate: 0 passed · 1 SLOWER · 3 INVALID or not judged · 4 under-powered."""
+    if document.get("same_code"):
+        return 0
     words = judged_words(document)
     if document.get("complete") is False or not words:
         return 3
@@ -44,6 +47,8 @@ def gate_code(document: Document, require: Require | None) -> int:
 def cases(document: Document, require: Require | None) -> list[Case]:
     """A case for each judged contrast, or one that says why nothing was judged."""
     scenario = str(document.get("scenario"))
+    if document.get("same_code"):
+        return [Case(scenario, SKIPPED, SAME_CODE, SAME_CODE)]
     told = sentences(document)
     judged = [result for result in document.get("results") or () if result.get("verdict")]
     if document.get("complete") is False or not document.get("valid") or not judged:
@@ -90,6 +95,8 @@ def junit(document: Document, require: Require | None) -> str:
             ElementTree.SubElement(element, tag, message=clean(case.word), type=clean(case.word)).text = clean(
                 case.detail
             )
+        elif case.state == SKIPPED:
+            ElementTree.SubElement(element, "skipped", message=clean(case.word))
         else:
             ElementTree.SubElement(element, "system-out").text = clean(case.detail)
     ElementTree.indent(suite)
@@ -143,6 +150,8 @@ def summary(document: Document, require: Require | None, report: str) -> str:
     marks = {PASSED: "✅", FAILED: "❌", ERROR: "⚠️", SKIPPED: "➖"}
     lines = [f"### pocketllm bench {document.get('scenario')}", "", "| | verdict | |", "| --- | --- | --- |"]
     lines += [f"| {marks[case.state]} | {cell(case.word)} | {cell(case.detail)} |" for case in cases(document, require)]
+    if document.get("same_code"):
+        return "\n".join([*lines, ""])
     lines += ["", f"Record `{document.get('run_id')}`", "", "```text", report.replace("```", "'''"), "```", ""]
     return shorten("\n".join(lines), MAX_SUMMARY_BYTES)
 
