@@ -186,7 +186,7 @@ def judged_words(document: Mapping[str, Any]) -> list[tuple[Word, float, float]]
     """(word, upper end of the time ratio − 1, margin) of every judged contrast, as `verdict.exit_code` reads them."""
     words = [
         (Word(result["verdict"]), result["high"] - 1.0, result["margin"])
-        for result in document["results"]
-        if result["verdict"] is not None
+        for result in document.get("results") or ()
+        if result.get("verdict") is not None
     ]
-    return words if document["valid"] else [(Word.INVALID, math.inf, 0.0)]
+    return words if document.get("valid") else [(Word.INVALID, math.inf, 0.0)]

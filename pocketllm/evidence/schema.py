@@ -210,10 +210,12 @@ SHAPES: Mapping[str, Any] = {
     **{name: {} for name in ("tool", "code", "plan", "options", "history_key")},
     "isolation": frozenset({"toggle", "process", "attach"}),
     "argv": [str],
-    "model": {"name": str, "sha256": str, "architecture": str},
+    "model": {"name": str, "sha256": str, "architecture": str, "quant_types": [str]},
     "machine": {"hard": {"gpus": [str]}, "volatile": {}},
     "workload": {"n_prompt": int, "n_out": int, "points": [{"label": str}]},
-    "arms": [{"name!": str, "role!": frozenset({"baseline", "candidate", "null"}), "plan": {"options": {}}}],
+    "arms": [
+        {"name!": str, "role!": frozenset({"baseline", "candidate", "null"}), "plan": {"options": {}}, "options": {}}
+    ],
     "schedule": [[str]],
     "margin": {"*": float},
     "medians": {"*": {"*": float}},

@@ -1,6 +1,7 @@
 """The report reads a document and nothing else; these are built by scripted runs."""
 
 import copy
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.reports import text as report
 from pocketllm.bench.reports import words
+from pocketllm.bench.reports.readable import check_readable
 from pocketllm.bench.reports.text import colored, render, render_plan
 from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import RecordError
 from tests.unit.test_bench_run import Quiet, make_arms, run
 
 ANSI = re.compile(r"\033\[[0-9;]*m")
@@ -199,3 +202,45 @@ def test_a_plan_shows_every_block_and_the_power() -> None:
     assert "2 blocks, 4 slots" in text
     assert "sd 1.0 %: 0.9 %" in text
     assert text.endswith("nothing was run")
+
+
+# -- records of other versions -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("n", None, r"results\[\d\] has no n$"),
+        ("floor", None, r"results\[\d\] has no floor$"),
+        ("margin", None, r"results\[\d\] has no margin$"),
+        ("low", 0, r"results\[\d\]\.low is 0, which is no time ratio"),
+        ("high", math.inf, r"results\[\d\]\.high is inf, which is no time ratio"),
+        ("margin", -1.5, r"results\[\d\]\.margin is -1\.5, which is no share"),
+        ("metric", "prefill@9", "has a verdict, and no null arm beside it"),
+    ],
+)
+def test_a_result_that_cannot_be_shown_is_refused_by_its_place(
+    document: Mapping[str, Any], name: str, value: Any, told: str
+) -> None:
+    changed = copy.deepcopy(dict(document))
+    check_readable(changed)
+    result = next(r for r in changed["results"] if r["verdict"])
+    result[name] = value
+
+    with pytest.raises(RecordError, match=told):
+        check_readable(changed)
+
+
+def test_a_document_without_any_one_key_is_shown_or_refused(document: Mapping[str, Any]) -> None:
+    places = [(None, key) for key in document] + [("results", key) for key in document["results"][0]]
+    shown = 0
+    for part, key in places:
+        changed = copy.deepcopy(dict(document))
+        for holder in [changed] if part is None else changed[part]:
+            del holder[key]
+        try:
+            check_readable(changed)
+        except RecordError:
+            continue
+        assert render(changed)
+        shown += 1
+
+    assert shown > 20

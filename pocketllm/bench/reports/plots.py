@@ -105,7 +105,7 @@ def draw_forest(axes: "Axes", document: Document, metric: str, colors: Mapping[s
         if result in told:
             axes.plot([result["low"], result["high"]], [place, place], color=color, linewidth=2)
             axes.plot([result["ratio"]], [place], "o", color=color, markersize=6)
-        label = result["verdict"] or (
+        label = result.get("verdict") or (
             f"floor {words.percent(result['floor'])}" if result.get("floor") is not None else ""
         )
         axes.annotate(label, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)

@@ -89,7 +89,7 @@ class Series:
     def table(self) -> dict[tuple[str, int, str], float]:
         """Cost by (full metric name, block, arm)."""
         costs = self.scenario.costs if self.scenario else latency.slot_values
-        slos = self.document.get("workload", {}).get("slos") or (self.scenario.slos if self.scenario else {})
+        slos = (self.document.get("workload") or {}).get("slos") or (self.scenario.slos if self.scenario else {})
         found = {}
         for (point, block, arm), requests in self.slots.items():
             for name, cost in costs(requests, slos).items():
@@ -216,7 +216,7 @@ class Series:
     @property
     def has_schedule(self) -> bool:
         """Whether requests were to be sent at times set beforehand."""
-        points = self.document.get("workload", {}).get("points") or []
+        points = (self.document.get("workload") or {}).get("points") or []
         return any(point.get("arrivals", "closed") != "closed" for point in points)
 
     def quantiles(self, word: str, point: str, arm: str) -> list[Quantile]:

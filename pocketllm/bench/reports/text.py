@@ -117,16 +117,16 @@ def table_row(document: Document, result: Document, reach: float, paint: Paint, 
         return f"{name:<{NAME}} {'–':>7} {'–':^13} {'–':>7} {'':{cells}} {word_of(result, paint)}".rstrip()
     interval = f"{short(result['low'])}–{short(result['high'])}"
     numbers = f"{short(result['ratio']) + '×':>7} {interval:^13} {short(1 / result['ratio']) + '×':>7}"
-    style = WORD_STYLES[Word(result["verdict"])] if result["verdict"] else "dim"
+    style = WORD_STYLES[Word(result["verdict"])] if result.get("verdict") else "dim"
     drawn = paint_bar(bar(result, reach, cells), paint, style)
     return f"{name:<{NAME}} {numbers} {drawn} {word_of(result, paint)}".rstrip()
 
 
 def word_of(result: Document, paint: Paint) -> str:
     """The verdict, or what stands in its place."""
-    if result["verdict"] is not None:
+    if result.get("verdict") is not None:
         return paint(result["verdict"], WORD_STYLES[Word(result["verdict"])])
-    if result["role"] == Role.NULL.value and result["floor"] is not None:
+    if result["role"] == Role.NULL.value and result.get("floor") is not None:
         return f"floor {percent(result['floor'])}"
     return ""
 

@@ -107,11 +107,12 @@ def sentences(document: Document) -> list[str]:
         return [f"Ended by {document['ended_by']}: {kept}"]
     if "results" not in document:
         return ["The run did not come to its end: what was measured is kept, and no verdict is given."]
-    if not document["valid"]:
-        broken = [f"{c['code']} {c['detail']}" for c in document["checks"] if c["severity"] == "run"]
+    if not document.get("valid"):
+        broken = [f"{c['code']} {c['detail']}" for c in document.get("checks") or [] if c["severity"] == "run"]
         return [f"INVALID, nothing is concluded: {reason}." for reason in broken]
-    judged = [result for result in document["results"] if result["verdict"] is not None]
-    if not judged and any(r["role"] == Role.CANDIDATE.value for r in document["results"]):
+    results = document["results"] or []
+    judged = [result for result in results if result.get("verdict") is not None]
+    if not judged and any(r["role"] == Role.CANDIDATE.value for r in results):
         return ["No null arm ran (--no-null): intervals only, no verdict."]
     if not judged:
         return ["Only the baseline and its null arm ran: this is a check of the instrument."]
@@ -183,25 +184,25 @@ def power_words(result: Document) -> str:
 
 def notes(document: Document) -> list[str]:
     """All remarks: what may be claimed, what the run tells, rules that did not hold, outliers."""
-    checks = document.get("checks", [])
+    checks = document.get("checks") or []
     broken = [f"{check['code']} {check['detail']}" for check in checks if check["severity"] != "run"]
     return [*remarks(document), *broken, *outlier_notes(document)]
 
 
 def remarks(document: Document) -> list[str]:
     """What the isolation allows to be claimed, and what the run tells of itself."""
-    claim = [f"{document['isolation']}: {document['claim']}"] if "claim" in document else []
-    return [*claim, *map(str, document.get("notes", []))]
+    claim = [f"{document['isolation']}: {document['claim']}"] if document.keys() >= {"isolation", "claim"} else []
+    return [*claim, *map(str, document.get("notes") or [])]
 
 
 def outlier_notes(document: Document) -> list[str]:
     """Blocks that lie far from the others, and whether they decide anything."""
     lines = []
-    for result in document.get("results", []):
-        if result["primary"] and result["outlying_blocks"]:
-            flips = "the verdict would change" if result["flips_without_outliers"] else "the verdict would not change"
+    for result in document.get("results") or []:
+        if result["primary"] and result.get("outlying_blocks"):
+            flips = f"the verdict would {'' if result.get('flips_without_outliers') else 'not '}change"
             count = f"{result['outlying_blocks']} outlying block(s)"
-            ending = f"; {flips} without" if result["verdict"] is not None else ""
+            ending = f"; {flips} without" if result.get("verdict") is not None else ""
             lines.append(f"{metric_words(result['metric'])}, {result['arm']}: {count}, kept{ending}")
     return lines
 

@@ -74,6 +74,7 @@ def gate(
 
 def recorded(run_id: str, record_dir: Path | None) -> Mapping[str, Any]:
     """The document of a bench record, its report printed."""
+    from pocketllm.bench.reports.readable import check_readable
     from pocketllm.bench.reports.text import render
     from pocketllm.errors import OptionError
     from pocketllm.evidence.store import read_record, search_dirs
@@ -83,6 +84,7 @@ def recorded(run_id: str, record_dir: Path | None) -> Mapping[str, Any]:
         raise OptionError(
             f"record {record.run_id} is of kind {record.kind}: a gate reads the verdicts of a bench record"
         )
+    check_readable(record.document)
     typer.echo(render(record.document))
     return {**record.document, "complete": record.complete}
 

@@ -61,13 +61,15 @@ def report(
 
 
 def bench_record(name: str, record_dir: Path | None) -> "Record":
-    """The record of that id or file; OptionError when it is no benchmark."""
+    """The record of that id or file; OptionError when it is no benchmark, RecordError when it lacks what is shown."""
+    from pocketllm.bench.reports.readable import check_readable
     from pocketllm.errors import OptionError
     from pocketllm.evidence.store import read_record, search_dirs
 
     found = read_record(name, search_dirs(record_dir))
     if found.kind != "bench":
         raise OptionError(f"{found.run_id} is of kind {found.kind}, not bench; `pocketllm records show` prints it")
+    check_readable(found.document)
     return found
 
 

@@ -45,7 +45,7 @@ def context(series: Series, views: Sequence[str]) -> dict[str, Any]:
     """All that the template says."""
     document = series.document
     css = arm_css(document)
-    judged = [result for result in document.get("results") or [] if result["verdict"] is not None]
+    judged = [result for result in document.get("results") or [] if result.get("verdict") is not None]
     told = judged if document.get("valid") else []
     return {
         "document": document,
@@ -121,9 +121,14 @@ def forest(document: Document, metric: str, css: Mapping[str, str]) -> dict[str,
 def forest_row(document: Document, result: Document, reach: float, css: Mapping[str, str]) -> dict[str, Any]:
     """One arm's numbers, bar and word."""
     own = css.get(result["arm"], "")
-    row = {"arm": result["arm"], "css": own, "hidden": words.hides_ratio(document, result), "word": result["verdict"]}
-    row["word_css"] = WORD_CSS[Word(result["verdict"])] if result["verdict"] else "none"
-    if not result["verdict"] and result["role"] == Role.NULL.value and result["floor"] is not None:
+    row = {
+        "arm": result["arm"],
+        "css": own,
+        "hidden": words.hides_ratio(document, result),
+        "word": result.get("verdict"),
+    }
+    row["word_css"] = WORD_CSS[Word(result["verdict"])] if row["word"] else "none"
+    if not row["word"] and result["role"] == Role.NULL.value and result.get("floor") is not None:
         row["word"] = f"floor {words.percent(result['floor'])}"
     if row["hidden"]:
         return row
