@@ -44,6 +44,12 @@ from pocketllm.evidence.schema import check_rows
             ["p", "--arms", "peer:url=http://h/v1,api_key=abc"],
             ["p", "--arms", "peer:url=http://host-aaa94026/v1,api_key=***"],
         ),
+        (["p", "url=http://127.0.0.1/v1?a=1,2secret"], ["p", "url=http://127.0.0.1/v1"]),
+        (["p", "--host", "gpu7.example.org", "--port", "1"], ["p", "--host", "host-2ded11d9", "--port", "1"]),
+        (["p", "--host=10.0.0.5"], ["p", "--host=host-0546412d"]),
+        (["p", "--host", "0.0.0.0"], ["p", "--host", "0.0.0.0"]),
+        (["p", "--host", "::1", "--rpc", "[::1]:5"], ["p", "--host", "::1", "--rpc", "[::1]:5"]),
+        (["p", "--rpc", "10.0.0.5:50052,localhost:1"], ["p", "--rpc", "host-0546412d:50052,localhost:1"]),
         (["p", "/v1/chat/completions"], ["p", "/v1/chat/completions"]),
         (["p", "http://localhost:1/v1"], ["p", "http://localhost:1/v1"]),
         (["p", "http://[::1]:1/v1"], ["p", "http://[::1]:1/v1"]),
@@ -81,6 +87,9 @@ def test_no_form_of_a_credential_survives(secret: str, before: str) -> None:
         ('{"api_key": "abc"}', '{"api_key": ***}'),
         ("github_pat_11ABCDEFG0abcdefghijkl", "***"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefgh", "***"),
+        ("x:cmd=my-server --host 10.0.0.5 --port 1", "x:cmd=my-server --host host-0546412d --port 1"),
+        ("cannot reach 10.0.0.5:8000: refused", "cannot reach host-0546412d:8000: refused"),
+        ("127.0.0.1:8000, cublas 10.3.9.90, loader.py:42", None),
         ("~somebody/models/x.gguf", "x.gguf"),
         ("/Users/somebody/models/x.gguf", "x.gguf"),
         ("log:/home/somebody/x.log", "log:x.log"),
@@ -101,7 +110,7 @@ def test_a_command_line_inside_a_document_is_told_without_its_credential() -> No
     }
 
 
-@given(st.text("/~ab:=?@ #[]\x000", max_size=30))
+@given(st.text("/~ab:=?@ #[],.1\x000", max_size=30).flatmap(lambda text: st.sampled_from([text, f"--host {text}"])))
 def test_redacting_takes_any_text_and_is_settled_after_one_pass(text: str) -> None:
     once = redaction.scrub_text(text)
 

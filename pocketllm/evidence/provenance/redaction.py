@@ -27,7 +27,16 @@ SECRET_IN_COMMAND = re.compile(
     rf"(?<![\w-])(--?[\w-]*{NAMES}|--?(?:\w+[-_])?token)([=\s]\s*)({QUOTED}|[^\s\"'=-][^\s\"']*)", re.I
 )
 """A flag and its value inside a text that holds a whole command line."""
-URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>,]+", re.I)
+URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>,?#]*(?:[?#][^\s\"'<>]*)?", re.I)
+"""A comma ends it, but not in its query: what follows there may belong to it."""
+HOST_NAMES = r"(?:host(?:s|name)?|addr(?:ess)?|rpc|endpoint)"
+HOST_FLAG = re.compile(rf"^--?(?:[\w-]*[-_])?{HOST_NAMES}$", re.I)
+HOST_IN_COMMAND = re.compile(rf"(?<![\w-])(--?(?:[\w-]*[-_])?{HOST_NAMES})([=\s]\s*)([^\s\"'=-][^\s\"']*)", re.I)
+"""A flag and the machine that it names."""
+ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?=:\d)")
+"""An IPv4 address with a port; without one it could be a version."""
+HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:,]+)((?::\d+)?)(?=,|$)")
+TOLD_HOST = re.compile(r"host-[0-9a-f]{8}")
 ABSOLUTE_PATH = re.compile(r"(?<![\w./~<\\-])(?:~[\w.-]*|(?=/))(?:/[^\s/:,;=\"'()<>\[\]{}|]+)+/*")
 WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\(?:[^\\\s\"'<>|]+\\)*")
 HOMES = ("home", "root", "Users")
@@ -44,7 +53,7 @@ def redact(argv: Sequence[str]) -> list[str]:
 def scrub_list(values: Sequence[Any]) -> list[Any]:
     """The items of a list scrubbed; what follows a flag that takes a credential is one, as in a command line."""
     told: list[Any] = []
-    secret_follows = False
+    secret_follows = host_follows = False
     for value in values:
         name, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
         if secret_follows and isinstance(value, str):
@@ -53,7 +62,11 @@ def scrub_list(values: Sequence[Any]) -> list[Any]:
         elif SECRET_FLAG.match(name):
             told.append(f"{name}={REDACTED}" if equals else value)
             secret_follows = not equals and name.startswith("-")
+        elif host_follows and isinstance(value, str) and not value.startswith("-"):
+            told.append(redact_hosts(value))
+            host_follows = False
         else:
+            host_follows = not equals and bool(HOST_FLAG.match(name))
             told.append(scrub(value))
     return told
 
@@ -95,6 +108,8 @@ def scrub_words(text: str) -> str:
     text = SECRET_VALUE.sub(REDACTED, text)
     for pattern in (SECRET_PAIR, SECRET_IN_COMMAND):
         text = pattern.sub(lambda match: match.group(1) + match.group(2) + REDACTED, text)
+    text = HOST_IN_COMMAND.sub(lambda match: match.group(1) + match.group(2) + redact_hosts(match.group(3)), text)
+    text = ADDRESS.sub(lambda match: redact_host(match.group()), text)
     text = WINDOWS_PATH.sub("", text)
     return ABSOLUTE_PATH.sub(lambda match: shorten_path(match.group()), text)
 
@@ -111,6 +126,25 @@ def shorten_path(path: str) -> str:
     return path
 
 
+def redact_host(host: str) -> str:
+    """A host name or address as it is told: hashed, where it is not this machine and not hashed already."""
+    local = host in ("", "localhost", "::", "::1", "[::]", "[::1]", "0.0.0.0") or host.startswith("127.")
+    if local or TOLD_HOST.fullmatch(host):
+        return host
+    return "host-" + hashlib.sha256(host.encode()).hexdigest()[:8]
+
+
+def redact_hosts(text: str) -> str:
+    """The value of a flag that names machines: hosts, each with its port, between commas; a number is no host."""
+    if "://" in text:
+        return scrub_text(text)
+    if text.isdigit():
+        return text
+    if text.count(":") > 1 and not set("[],.") & set(text):  # IPv6
+        return redact_host(text)
+    return HOST_AND_PORT.sub(lambda match: redact_host(match.group(1)) + match.group(2), text)
+
+
 def redact_url(url: str) -> str:
     """A URL without user, password, query and fragment; a host that is not this machine is hashed, a file: its name."""
     try:
@@ -120,8 +154,7 @@ def redact_url(url: str) -> str:
         return f"{url.partition('://')[0]}://{REDACTED}"
     if parts.scheme == "file":
         return f"file:{Path(parts.path).name}"
-    if host and host not in ("localhost", "::1", "0.0.0.0") and not host.startswith("127."):
-        host = "host-" + hashlib.sha256(host.encode()).hexdigest()[:8]
+    host = redact_host(host)
     if ":" in host:
         host = f"[{host}]"
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
