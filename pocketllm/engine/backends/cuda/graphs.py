@@ -95,6 +95,11 @@ class Captured:
         self.last: tuple[Tensor, StepGraph] | None = None
         """The latest result if it came from a graph, and that graph."""
 
+    @property
+    def num_graphs(self) -> int:
+        """Steps and heads that have been captured."""
+        return sum(1 + len(graph.heads) for graph in self._graphs.values())
+
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Run a step; the result is overwritten by the next."""
         sizes = None if self._pool is None else captured_sizes(sizes_of(batch), batch.logit_rows)

@@ -161,6 +161,11 @@ class CudaOps:
         self._captured.append(captured)
         return captured
 
+    @property
+    def num_compiles(self) -> int:
+        """CUDA graphs captured until now; what Triton compiles outside of a capture is not counted."""
+        return sum(captured.num_graphs for captured in self._captured)
+
     # -- what a batch holds --------------------------------------------------------------------------------------------
     def _on_device(self, values: npt.NDArray[np.int32] | Tensor) -> Tensor:
         return values if isinstance(values, Tensor) else upload(values, self._device)
