@@ -1,9 +1,9 @@
-// The seam inside the native library: what the runtime (program, threads) asks of the kernels, once per instruction set.
+// The seam inside the native library: what the runtime (program, threads) asks of the kernels, once per set.
 //
 // Each instruction set compiles the same kernel sources with its own flags and fills one `Kernels` table; dispatch.cpp
-// picks one table at start-up by CPUID. Every kernel computes a row the same way whatever other rows stand beside it, so
-// that a row's bits do not depend on the batch; none allocates, locks or starts a thread: the runtime hands each call a
-// range of the work and the scratch it needs.
+// picks one table at start-up by CPUID. Every kernel computes a row the same way whatever other rows stand beside it,
+// so that a row's bits do not depend on the batch; none allocates, locks or starts a thread: the runtime hands each
+// call a range of the work and the scratch it needs.
 #pragma once
 
 #include <cstddef>
@@ -49,8 +49,8 @@ struct KvLayout {
 constexpr int kAttentionTile = 128;  // keys that are summed together, at fixed places; part of the numerics version
 constexpr int kAttentionRows = 12;   // most query rows of one call
 
-// Rows [first_row, last_row) of one sequence's queries: row = token * group + head, tokens of this step, heads that share
-// the key head. Query t stands at position seq_len - num_tokens + t and sees the `window` positions up to its own.
+// Rows [first_row, last_row) of one sequence's queries: row = token * group + head, tokens of this step, heads that
+// share the key head. Query t stands at position seq_len - num_tokens + t and sees `window` positions up to its own.
 struct AttentionRows {
     const KvLayout* cache;
     const uint8_t* layer;  // of block 0
@@ -82,7 +82,8 @@ struct Kernels {
     size_t (*quantized_bytes)(int cols);
     // rows [first, last) of x (leading dimension ld, floats) → out (quantized_bytes(cols) each, row 0 at out).
     // norm: RMS-norm each row with this weight [cols] and eps on the way; null: as they are.
-    void (*quantize)(const float* x, int64_t ld, int cols, int first, int last, const float* norm, float eps, uint8_t* out);
+    void (*quantize)(const float* x, int64_t ld, int cols, int first, int last, const float* norm, float eps,
+                     uint8_t* out);
 
     // -- matrix products (kernels/matmul*) ----------------------------------------------------------------------------
     // Output rows of groups [first_group, last_group) for all `tokens` quantized rows.
@@ -101,9 +102,9 @@ struct Kernels {
     void (*scale)(const float* x, float by, int64_t n, float* out);
     void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
     void (*gelu_mul)(const float* gate, const float* up, int64_t n, float* out);
-    // One token: turn the leading 2 · pairs values of each head; neighbors together, or one half with the other. out may be x.
-    void (*rope)(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs, bool half_split,
-                 float* out);
+    // One token: turn the leading 2 · pairs values of each head; neighbors together, or half with half. out may be x.
+    void (*rope)(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs,
+                 bool half_split, float* out);
 
     // -- attention (attention/) ---------------------------------------------------------------------------------------
     // One token's keys and values [kv_heads * dim] of one layer into the cache's slot.

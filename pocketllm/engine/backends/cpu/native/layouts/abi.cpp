@@ -77,6 +77,7 @@ int32_t pocketllm_matmul_f32(const char* isa, int32_t format, const uint8_t* gro
     const Kernels* kernels = kernels_of(isa);
     if (!kernels || !holds(format, cols)) return 0;
     const Output out{y, rows, bias, residual, rows};
-    kernels->matmul_f32(matrix_of(format, groups, rows, cols), x, cols, tokens, 0, (rows + kGroupRows - 1) / kGroupRows, out);
+    kernels->matmul_f32(matrix_of(format, groups, rows, cols), x, cols, tokens, 0, (rows + kGroupRows - 1) / kGroupRows,
+                        out);
     return 1;
 }

@@ -1,5 +1,5 @@
-// The rest of the C interface (runtime/abi.h): how large a matrix becomes, and the matrix kernels one by one, in the thread that
-// calls. Tests and measurements call the kernels; the engine calls them from its programs.
+// The rest of the C interface (runtime/abi.h): how large a matrix becomes, and the matrix kernels one by one, in the
+// thread that calls. Tests and measurements call the kernels; the engine calls them from its programs.
 //
 // groups is 64-byte aligned, group_bytes · ceil(rows / 16) long. What can fail returns 0, or nothing is written: an
 // unknown format or instruction set, columns that are not whole blocks, quantized rows for a float format.
@@ -17,7 +17,8 @@ POCKETLLM_KERNEL_API double pocketllm_bytes_per_element(int32_t format);
 
 // layouts/repack.h
 POCKETLLM_KERNEL_API int32_t pocketllm_repack(int32_t format, const uint8_t* file, int32_t rows, int32_t cols,
-                                              int32_t first_group, int32_t last_group, const int8_t* grid, uint8_t* groups);
+                                              int32_t first_group, int32_t last_group, const int8_t* grid,
+                                              uint8_t* groups);
 
 // kernels.h; isa: a name, null or empty for the best that this processor has.
 POCKETLLM_KERNEL_API int32_t pocketllm_decode_row(const char* isa, int32_t format, const uint8_t* groups, int32_t rows,

@@ -87,7 +87,9 @@ inline void read_q3_k(const uint8_t* block, int, int row, uint8_t* header, uint8
 
 inline void read_q6_k(const uint8_t* block, int, int row, uint8_t* header, uint8_t* codes, const int8_t*) {
     put_half(header, row, block + 208);
-    for (int word = 0; word < 4; word++) put_word(header + kHalves + kWords * word, row, word32(block + 192 + 4 * word));
+    for (int word = 0; word < 4; word++) {
+        put_word(header + kHalves + kWords * word, row, word32(block + 192 + 4 * word));
+    }
     for (int i = 0; i < 256; i++) {
         const int half = i / 128, part = i % 128 / 32;
         const uint8_t low = block[64 * half + 32 * (part % 2) + i % 32];

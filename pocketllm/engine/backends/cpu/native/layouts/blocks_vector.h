@@ -12,7 +12,7 @@
 
 namespace pocketllm {
 
-// -- IQ2, IQ3 -----------------------------------------------------------------------------------------------------------
+// -- IQ2, IQ3 ---------------------------------------------------------------------------------------------------------
 // Which magnitude a grid's value is; the kernels' tables are in the same order.
 inline uint8_t magnitude_2(int8_t value) { return value < 16 ? 0 : value < 32 ? 1 : 2; }  // 8, 25, 43
 inline uint8_t magnitude_3_xxs(int8_t value) { return value / 8; }                        // 4, 12, 20, … 52, 62
@@ -22,8 +22,8 @@ inline uint8_t magnitude_3_s(int8_t value) { return value / 2; }                
 inline uint32_t even_signs(uint32_t seven) { return seven | (__builtin_popcount(seven) & 1) << 7; }
 
 // Eight codes: of two points of four values each, or of one of eight whose halves the two are.
-inline void put_points(uint8_t (*magnitude)(int8_t), int sign_at, const int8_t* first, const int8_t* second, uint32_t signs,
-                       uint8_t* codes) {
+inline void put_points(uint8_t (*magnitude)(int8_t), int sign_at, const int8_t* first, const int8_t* second,
+                       uint32_t signs, uint8_t* codes) {
     for (int i = 0; i < 8; i++) {
         codes[i] = magnitude(i < 4 ? first[i] : second[i - 4]) | (signs >> i & 1) << sign_at;
     }
@@ -90,7 +90,7 @@ inline void read_iq3_s(const uint8_t* block, int, int row, uint8_t* header, uint
     }
 }
 
-// -- IQ1: digits -1, 0, 1, kept as 0, 1, 2 ------------------------------------------------------------------------------------
+// -- IQ1: digits -1, 0, 1, kept as 0, 1, 2 ----------------------------------------------------------------------------
 inline void put_digits(const int8_t* point, uint8_t* codes) {
     for (int i = 0; i < 8; i++) codes[i] = point[i] + 1;
 }
@@ -128,7 +128,7 @@ inline void read_iq1_m(const uint8_t* block, int, int row, uint8_t* header, uint
     put_word(header + kHalves + 2 * kWords, row, negative);
 }
 
-// -- ternary and one bit ----------------------------------------------------------------------------------------------------
+// -- ternary and one bit ----------------------------------------------------------------------------------------------
 // Digit n, 0 to 2, of the base-3 fraction that a byte holds, the most significant first.
 inline uint8_t digit_of(uint8_t byte, int n) {
     constexpr int kPowers[] = {1, 3, 9, 27, 81};

@@ -4,15 +4,15 @@
 //
 //   unit   = header, codes of columns 0-31, codes of columns 32-63, …
 //   header = scales of the unit, each for 16 rows side by side, as the format's file in layouts/ draws it
-//   codes  = 64 · bits bytes for 16 rows · 32 columns: a plane of the low 4, 2, 1 or 8 bits, then one of the upper 1 or 2
+//   codes  = 64 · bits bytes for 16 rows · 32 columns: a plane of the low 4, 2, 1 or 8 bits, then of the upper 1 or 2
 //
 //   A plane of b bits holds eight steps of four columns. Step s is a vector of 64 bytes, byte 4 · row + t being column
 //   4 · s + t, so that one multiply of bytes by four columns of activations serves 16 rows. Steps share vectors:
 //     8 bits: vector s                                        4 bits: vector s / 2, bits 4 · (s % 2) …
 //     2 bits: vector s / 4, bits 2 · (s % 4) …                1 bit:  the only vector, bit s
 //
-// Columns are filled up to a whole unit, and rows to a whole group, with zero scales. Float formats are not made of codes:
-// a group of them is [cols][16 rows].
+// Columns are filled up to a whole unit, and rows to a whole group, with zero scales. Float formats are not made of
+// codes: a group of them is [cols][16 rows].
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ namespace pocketllm {
 enum Format : int32_t {
     kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ2_K = 10, kQ3_K = 11, kQ4_K = 12,
     kQ5_K = 13, kQ6_K = 14, kIQ2_XXS = 16, kIQ2_XS = 17, kIQ3_XXS = 18, kIQ1_S = 19, kIQ4_NL = 20, kIQ3_S = 21,
-    kIQ2_S = 22, kIQ4_XS = 23, kIQ1_M = 29, kBF16 = 30, kTQ1_0 = 34, kTQ2_0 = 35, kMXFP4 = 39, kNVFP4 = 40, kQ1_0 = 41, kQ2_0 = 42,
-    kPQ2_0 = 142, kPTQ1_0 = 143,
+    kIQ2_S = 22, kIQ4_XS = 23, kIQ1_M = 29, kBF16 = 30, kTQ1_0 = 34, kTQ2_0 = 35, kMXFP4 = 39, kNVFP4 = 40, kQ1_0 = 41,
+    kQ2_0 = 42, kPQ2_0 = 142, kPTQ1_0 = 143,
 };
 
 struct Layout {

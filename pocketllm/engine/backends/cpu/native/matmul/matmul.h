@@ -6,7 +6,8 @@
 namespace pocketllm::POCKETLLM_ISA {
 
 void matmul(const Matrix& w, const uint8_t* x, int tokens, int first_group, int last_group, const Output& out);
-void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group, const Output& out);
+void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group,
+                const Output& out);
 void decode_row(const Matrix& w, int row, float* out);
 
 }  // namespace pocketllm::POCKETLLM_ISA

@@ -37,7 +37,8 @@ void multiply(const float* weights, const float* x, int64_t ld, int cols, float*
 
 }  // namespace
 
-void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group, const Output& out) {
+void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group,
+                const Output& out) {
     const DecodeBlock decode = decoder_of(w.format);
     const Layout layout = layout_of(w.format);
     const size_t block_bytes = unit_bytes(layout) * 32 / layout.unit_cols;
@@ -50,13 +51,17 @@ void matmul_f32(const Matrix& w, const float* x, int64_t ld, int tokens, int fir
             for (int col = 0; col < w.cols; col += 32 * kFloatBlocks) {
                 const int cols = std::min(32 * kFloatBlocks, w.cols - col);
                 for (int i = 0; i < cols; i += 32) {
-                    const uint8_t* ahead = w.data + w.group_bytes * group + block_bytes * ((col + i) / 32) + kAheadBytes;
+                    const uint8_t* ahead =
+                        w.data + w.group_bytes * group + block_bytes * ((col + i) / 32) + kAheadBytes;
                     for (size_t at = 0; at < block_bytes; at += 64) prefetch(ahead + at);
-                    decode(w.data + w.group_bytes * group, (col + i) / 32, std::min(32, cols - i), weights + kGroupRows * i);
+                    decode(w.data + w.group_bytes * group, (col + i) / 32, std::min(32, cols - i),
+                           weights + kGroupRows * i);
                 }
                 const float* rows = x + ld * first + col;
                 int t = 0;
-                for (; t + kFloatTile <= count; t += kFloatTile) multiply<kFloatTile>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
+                for (; t + kFloatTile <= count; t += kFloatTile) {
+                    multiply<kFloatTile>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
+                }
                 for (; t < count; t++) multiply<1>(weights, rows + ld * t, ld, cols, sums + kGroupRows * t);
             }
             for (int t = 0; t < count; t++) write_group(w, out, group, first + t, sums + kGroupRows * t);

@@ -92,7 +92,9 @@ void quantize(const float* x, int64_t ld, int cols, int first, int last, const f
         for (int b = 0; b < blocks; b++) {
             const int here = cols - 32 * b < 32 ? cols - 32 * b : 32;
             alignas(64) float values[32] = {};
-            for (int i = 0; i < here; i++) values[i] = norm ? row[32 * b + i] * scale * norm[32 * b + i] : row[32 * b + i];
+            for (int i = 0; i < here; i++) {
+                values[i] = norm ? row[32 * b + i] * scale * norm[32 * b + i] : row[32 * b + i];
+            }
             quantize_block(values, to[b]);
         }
     }

@@ -22,7 +22,7 @@ using Floats = __m256;
 using Ints = __m256i;
 using Bytes = __m256i;
 
-// -- floats ------------------------------------------------------------------------------------------------------------
+// -- floats -----------------------------------------------------------------------------------------------------------
 inline Floats zero() { return _mm256_setzero_ps(); }
 inline Floats all(float x) { return _mm256_set1_ps(x); }
 inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
@@ -38,7 +38,7 @@ inline Floats load_bfloat(const uint8_t* p) {
 }
 inline Floats as_floats(Ints bits) { return _mm256_castsi256_ps(bits); }
 
-// -- 32-bit integers -----------------------------------------------------------------------------------------------------
+// -- 32-bit integers --------------------------------------------------------------------------------------------------
 inline Ints zero_ints() { return _mm256_setzero_si256(); }
 inline Ints all_ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints load_ints(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -65,7 +65,7 @@ inline Floats half_bits_to_floats(Ints x) {
     return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
 }
 
-// -- codes -----------------------------------------------------------------------------------------------------------------
+// -- codes ------------------------------------------------------------------------------------------------------------
 inline Bytes load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline void store_codes(uint8_t* p, Bytes x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
 inline Bytes all_bytes(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }

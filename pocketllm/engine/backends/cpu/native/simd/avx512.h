@@ -27,7 +27,7 @@ using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
 
-// -- floats ------------------------------------------------------------------------------------------------------------
+// -- floats -----------------------------------------------------------------------------------------------------------
 inline Floats zero() { return _mm512_setzero_ps(); }
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
@@ -45,7 +45,7 @@ inline Floats load_bfloat(const uint8_t* p) {
 }
 inline Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 
-// -- 32-bit integers -----------------------------------------------------------------------------------------------------
+// -- 32-bit integers --------------------------------------------------------------------------------------------------
 inline Ints zero_ints() { return _mm512_setzero_si512(); }
 inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints load_ints(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -71,7 +71,7 @@ inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 // halves (float16) in the low 16 bits of each lane
 inline Floats half_bits_to_floats(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
 
-// -- codes -----------------------------------------------------------------------------------------------------------------
+// -- codes ------------------------------------------------------------------------------------------------------------
 inline Bytes load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_codes(uint8_t* p, Bytes x) { _mm512_store_si512(p, x); }
 inline Bytes all_bytes(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }

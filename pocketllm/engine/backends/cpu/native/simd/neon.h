@@ -17,7 +17,7 @@ using Floats = float32x4_t;
 using Ints = int32x4_t;
 using Bytes = uint8x16_t;
 
-// -- floats ------------------------------------------------------------------------------------------------------------
+// -- floats -----------------------------------------------------------------------------------------------------------
 inline Floats zero() { return vdupq_n_f32(0); }
 inline Floats all(float x) { return vdupq_n_f32(x); }
 inline Floats load(const float* p) { return vld1q_f32(p); }
@@ -31,7 +31,7 @@ inline Floats load_half(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16
 inline Floats load_bfloat(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load_shorts(p), 16)); }
 inline Floats as_floats(Ints bits) { return vreinterpretq_f32_s32(bits); }
 
-// -- 32-bit integers -----------------------------------------------------------------------------------------------------
+// -- 32-bit integers --------------------------------------------------------------------------------------------------
 inline Ints zero_ints() { return vdupq_n_s32(0); }
 inline Ints all_ints(int32_t x) { return vdupq_n_s32(x); }
 inline Ints load_ints(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
@@ -58,7 +58,7 @@ inline Floats half_bits_to_floats(Ints x) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_s32(x))));
 }
 
-// -- codes -----------------------------------------------------------------------------------------------------------------
+// -- codes ------------------------------------------------------------------------------------------------------------
 inline Bytes load_codes(const uint8_t* p) { return vld1q_u8(p); }
 inline void store_codes(uint8_t* p, Bytes x) { vst1q_u8(p, x); }
 inline Bytes all_bytes(uint8_t x) { return vdupq_n_u8(x); }

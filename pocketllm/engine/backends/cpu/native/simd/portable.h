@@ -31,7 +31,7 @@ inline To same_bits(const From& from) {
     return to;
 }
 
-// -- floats ------------------------------------------------------------------------------------------------------------
+// -- floats -----------------------------------------------------------------------------------------------------------
 inline Floats zero() { return {}; }
 inline Floats all(float x) { POCKETLLM_EACH(Floats, x); }
 inline Floats load(const float* p) { POCKETLLM_EACH(Floats, p[i]); }
@@ -40,9 +40,11 @@ inline Floats add(const Floats& a, const Floats& b) { POCKETLLM_EACH(Floats, a.a
 inline Floats sub(const Floats& a, const Floats& b) { POCKETLLM_EACH(Floats, a.at[i] - b.at[i]); }
 inline Floats mul(const Floats& a, const Floats& b) { POCKETLLM_EACH(Floats, a.at[i] * b.at[i]); }
 // rounded twice: std::fma is a slow call where the processor has none
-inline Floats fma(const Floats& a, const Floats& b, const Floats& c) { POCKETLLM_EACH(Floats, a.at[i] * b.at[i] + c.at[i]); }
+inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
+    POCKETLLM_EACH(Floats, a.at[i] * b.at[i] + c.at[i]);
+}
 
-// A float16 as float32: shifted into place, and the exponent's bias corrected by a product that is exact, subnormals too.
+// A float16 as float32: shifted into place, the exponent's bias corrected by a product that is exact, subnormals too.
 inline float half_value(uint16_t half) {
     const uint32_t magnitude = uint32_t(half & 0x7fff) << 13;
     float value = same_bits<float>(magnitude) * 0x1p112f;
@@ -55,10 +57,12 @@ inline uint16_t short_at(const uint8_t* p, int i) {
     return word;
 }
 inline Floats load_half(const uint8_t* p) { POCKETLLM_EACH(Floats, half_value(short_at(p, i))); }
-inline Floats load_bfloat(const uint8_t* p) { POCKETLLM_EACH(Floats, same_bits<float>(uint32_t(short_at(p, i)) << 16)); }
+inline Floats load_bfloat(const uint8_t* p) {
+    POCKETLLM_EACH(Floats, same_bits<float>(uint32_t(short_at(p, i)) << 16));
+}
 inline Floats as_floats(const Ints& bits) { return same_bits<Floats>(bits); }
 
-// -- 32-bit integers -----------------------------------------------------------------------------------------------------
+// -- 32-bit integers --------------------------------------------------------------------------------------------------
 inline Ints zero_ints() { return {}; }
 inline Ints all_ints(int32_t x) { POCKETLLM_EACH(Ints, x); }
 inline Ints load_ints(const uint8_t* p) {
@@ -84,7 +88,7 @@ inline Floats to_floats(const Ints& x) { POCKETLLM_EACH(Floats, float(x.at[i]));
 // halves (float16) in the low 16 bits of each lane
 inline Floats half_bits_to_floats(const Ints& x) { POCKETLLM_EACH(Floats, half_value(uint16_t(x.at[i]))); }
 
-// -- codes -----------------------------------------------------------------------------------------------------------------
+// -- codes ------------------------------------------------------------------------------------------------------------
 inline Bytes load_codes(const uint8_t* p) {
     Bytes x;
     std::memcpy(x.at, p, sizeof x.at);
@@ -102,7 +106,8 @@ inline Bytes right_and(const Bytes& x, const Bytes& mask) { POCKETLLM_EACH(Bytes
 // low | shifted & mask; n > 0 shifts left, n < 0 right
 template <int n>
 inline Bytes merge(const Bytes& low, const Bytes& x, const Bytes& mask) {
-    POCKETLLM_EACH(Bytes, uint8_t(low.at[i] | ((n > 0 ? x.at[i] << (n > 0 ? n : 0) : x.at[i] >> (n < 0 ? -n : 0)) & mask.at[i])));
+    POCKETLLM_EACH(
+        Bytes, uint8_t(low.at[i] | ((n > 0 ? x.at[i] << (n > 0 ? n : 0) : x.at[i] >> (n < 0 ? -n : 0)) & mask.at[i])));
 }
 inline Bytes load_table(const uint8_t* p) { POCKETLLM_EACH(Bytes, p[i % 16]); }
 inline Bytes look_up(const Bytes& table, const Bytes& codes) { POCKETLLM_EACH(Bytes, table.at[codes.at[i] & 15]); }

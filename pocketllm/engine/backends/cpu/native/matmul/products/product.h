@@ -18,10 +18,11 @@ inline int blocks_of(const Matrix& w, const Layout& layout) {
     return (w.cols + layout.unit_cols - 1) / layout.unit_cols * (layout.unit_cols / 32);
 }
 
-// -- few rows ----------------------------------------------------------------------------------------------------------
+// -- few rows ---------------------------------------------------------------------------------------------------------
 // One group and `count` rows of activations in a tile of `tokens`, from packed codes.
 template <typename W, int tokens>
-void direct_group(const Matrix& w, const FilledRows<tokens>& x, int first_token, int count, int group, const Output& out) {
+void direct_group(const Matrix& w, const FilledRows<tokens>& x, int first_token, int count, int group,
+                  const Output& out) {
     constexpr Layout kLayout = W::kLayout;
     constexpr int kUnitBlocks = kLayout.unit_cols / 32;
     constexpr int kBlockBytes = 64 * kLayout.bits;
@@ -58,11 +59,14 @@ template <typename W, int tokens>
 void direct_groups(const Matrix& w, const Rows& rows, int first_token, int count, int first_group, int last_group,
                    const Output& out) {
     const FilledRows<tokens> x(rows, count);
-    for (int group = first_group; group < last_group; group++) direct_group<W, tokens>(w, x, first_token, count, group, out);
+    for (int group = first_group; group < last_group; group++) {
+        direct_group<W, tokens>(w, x, first_token, count, group, out);
+    }
 }
 
 template <typename W>
-void direct(const Matrix& w, const Rows& x, int first_token, int count, int first_group, int last_group, const Output& out) {
+void direct(const Matrix& w, const Rows& x, int first_token, int count, int first_group, int last_group,
+            const Output& out) {
     if (count == 1) return direct_groups<W, 1>(w, x, first_token, count, first_group, last_group, out);
     if (count == 2) return direct_groups<W, 2>(w, x, first_token, count, first_group, last_group, out);
     if (count <= 4) return direct_groups<W, 4>(w, x, first_token, count, first_group, last_group, out);
@@ -72,7 +76,7 @@ void direct(const Matrix& w, const Rows& x, int first_token, int count, int firs
     }
 }
 
-// -- many rows -----------------------------------------------------------------------------------------------------------
+// -- many rows --------------------------------------------------------------------------------------------------------
 constexpr int kPanelBlocks = 8;
 constexpr int kPanelTokens = 264;  // rows of activations whose sums wait in the second-level cache
 
@@ -128,7 +132,8 @@ struct Panel {
                 scales.total = load(block.total[v]);
                 return scales;
             };
-            add_block<W>(acc, [&](int v, int step) { return load_codes(block.codes[v][step]); }, scales_of, x, first + i);
+            add_block<W>(
+                acc, [&](int v, int step) { return load_codes(block.codes[v][step]); }, scales_of, x, first + i);
         }
         POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
             POCKETLLM_UNROLL for (int v = 0; v < kVectors; v++) store(sums + kLanes * (kVectors * t + v), acc[v][t]);
@@ -136,8 +141,8 @@ struct Panel {
     }
 };
 
-// The packed codes of the panel after one that begins at `vector` and `first`: a tile's worth of them at a time goes into
-// the second-level cache while that one is multiplied.
+// The packed codes of the panel after one that begins at `vector` and `first`: a tile's worth of them at a time goes
+// into the second-level cache while that one is multiplied.
 template <typename W>
 struct Upcoming {
     static constexpr int kGroups = std::max(1, kTileVectors / kParts);
@@ -148,7 +153,8 @@ struct Upcoming {
         constexpr int kUnitBlocks = W::kLayout.unit_cols / 32;
         const bool same_rows = first + kPanelBlocks < blocks;
         const int group = (same_rows ? vector : vector + kTileVectors) / kParts;
-        at = w.data + w.group_bytes * group + (same_rows ? unit_bytes(W::kLayout) * ((first + kPanelBlocks) / kUnitBlocks) : 0);
+        at = w.data + w.group_bytes * group +
+             (same_rows ? unit_bytes(W::kLayout) * ((first + kPanelBlocks) / kUnitBlocks) : 0);
         left = unit_bytes(W::kLayout) * (kPanelBlocks / kUnitBlocks);
         step = (left / std::max(tiles, 1) + 64) / 64 * 64;
     }

@@ -1,4 +1,4 @@
-// Which function multiplies a format's matrices: a file for each of layouts/blocks_*.h, so that they compile side by side.
+// Which function multiplies a format's matrices: one file for each layouts/blocks_*.h, to compile side by side.
 #pragma once
 
 #include "kernels.h"

@@ -2,8 +2,8 @@
 //
 //   Σ w · (d · q + z) = d · Σ w q + z · Σ w
 //
-// Sums of integers are exact, and a row's floats are added up block after block: its bits do not depend on how many rows
-// a tile has, nor on where its codes come from.
+// Sums of integers are exact, and a row's floats are added up block after block: its bits do not depend on how many
+// rows a tile has, nor on where its codes come from.
 #pragma once
 
 #include "matmul/activations.h"
@@ -50,7 +50,7 @@ inline Ints first_sum(int32_t minus_sum) {
     return shift_left_by<log2_of(W::kOffset)>(all_ints(minus_sum));
 }
 
-// sums[v][t] += Σ code · q over steps [first, last). Rows of activations lie inside: their sums do not wait for each other.
+// sums[v][t] += Σ code · q over steps [first, last). Rows of activations lie inside: no sum waits for another.
 template <typename W, int first, int last, int vectors, int tokens, typename Codes, typename X>
 inline void add_steps(Ints (&sums)[vectors][tokens], const Codes& codes, const X& x, int block) {
     constexpr int kRun = run_steps(W::kLargest) < last - first ? run_steps(W::kLargest) : last - first;
@@ -66,9 +66,11 @@ inline void add_steps(Ints (&sums)[vectors][tokens], const Codes& codes, const X
     }
 }
 
-// The product with the columns of the block's scale number `s`, steps [first, last), added to those of the one before it.
-template <typename W, int s, int first, int last, int vectors, int tokens, typename Codes, typename ScalesOf, typename X>
-inline void add_scaled(Floats (&products)[vectors][tokens], const Codes& codes, const ScalesOf& scales_of, const X& x, int block) {
+// The product with the columns of the block's scale number `s`, steps [first, last), added to those before it.
+template <typename W, int s, int first, int last, int vectors, int tokens, typename Codes, typename ScalesOf,
+          typename X>
+inline void add_scaled(Floats (&products)[vectors][tokens], const Codes& codes, const ScalesOf& scales_of, const X& x,
+                       int block) {
     Ints sums[vectors][tokens];
     POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
         const Ints begin = first_sum<W>(minus_sum_of<W>(x.at(t, block), s));
@@ -89,7 +91,8 @@ inline void add_scaled(Floats (&products)[vectors][tokens], const Codes& codes, 
 // acc[v][t] += the product of `vectors` vectors of rows and `tokens` rows of activations over one block.
 // codes(v, step), scales_of(v): of vector v; x: Rows or FilledRows
 template <typename W, int vectors, int tokens, typename Codes, typename ScalesOf, typename X>
-inline void add_block(Floats (&acc)[vectors][tokens], const Codes& codes, const ScalesOf& scales_of, const X& x, int block) {
+inline void add_block(Floats (&acc)[vectors][tokens], const Codes& codes, const ScalesOf& scales_of, const X& x,
+                      int block) {
     Floats products[vectors][tokens];
     if constexpr (W::kScaleCols == 32) {
         add_scaled<W, 0, 0, 8>(products, codes, scales_of, x, block);

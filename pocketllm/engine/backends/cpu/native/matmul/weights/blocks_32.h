@@ -68,7 +68,9 @@ template <int32_t id>
 struct FourBitFloat : Weights<id> {
     static constexpr int kOffset = 16;
     static constexpr int kLargest = 28;
-    static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) { look_up_codes<4>(p, part, kE2M1, w); }
+    static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
+        look_up_codes<4>(p, part, kE2M1, w);
+    }
 };
 
 struct MXFP4 : FourBitFloat<kMXFP4> {

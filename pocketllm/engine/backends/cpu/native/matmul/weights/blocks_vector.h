@@ -5,8 +5,9 @@
 
 namespace pocketllm::POCKETLLM_ISA {
 
-// -- IQ2, IQ3: magnitude and sign look a byte up, value + 64 ---------------------------------------------------------------
-inline constexpr uint8_t kIQ2Table[16] = {64 + 8, 64 + 25, 64 + 43, 0, 64 - 8, 64 - 25, 64 - 43, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+// -- IQ2, IQ3: magnitude and sign look a byte up, value + 64 ----------------------------------------------------------
+inline constexpr uint8_t kIQ2Table[16] = {64 + 8, 64 + 25, 64 + 43, 0, 64 - 8, 64 - 25, 64 - 43, 0,
+                                          0,      0,       0,       0, 0,      0,       0,       0};
 inline constexpr uint8_t kIQ3XXSTable[16] = {64 + 4, 64 + 12, 64 + 20, 64 + 28, 64 + 36, 64 + 44, 64 + 52, 64 + 62,
                                       64 - 4, 64 - 12, 64 - 20, 64 - 28, 64 - 36, 64 - 44, 64 - 52, 64 - 62};
 inline constexpr uint8_t kIQ3STable[16] = {64 + 1, 64 + 3, 64 + 5, 64 + 7, 64 + 9, 64 + 11, 64 + 13, 64 + 15,
@@ -54,7 +55,7 @@ struct IQ3_S : SignedPoints<kIQ3_S, kIQ3STable> {
     }
 };
 
-// -- IQ1: eighths, digit · 8 ± 1, plus 16 -----------------------------------------------------------------------------------
+// -- IQ1: eighths, digit · 8 ± 1, plus 16 -----------------------------------------------------------------------------
 template <int32_t id>
 struct Eighths : Weights<id> {
     static constexpr int kOffset = 16;
@@ -74,7 +75,9 @@ struct Eighths : Weights<id> {
 };
 
 struct IQ1_S : Eighths<kIQ1_S> {
-    static void scales(const uint8_t* header, int block, int part, Scales& out) { out.d[0] = scale(header, block, part); }
+    static void scales(const uint8_t* header, int block, int part, Scales& out) {
+        out.d[0] = scale(header, block, part);
+    }
     static void codes(const uint8_t* header, const uint8_t* p, int block, int part, Bytes (&w)[kSteps]) {
         const Ints negative = shift_right(word_at(header, kHalves, part), 4 * block + 3);
         look_up_codes<2>(p, part, kTable, w);
@@ -94,11 +97,13 @@ struct IQ1_M : Eighths<kIQ1_M> {
     }
 };
 
-// -- one d for a whole unit -----------------------------------------------------------------------------------------------------
+// -- one d for a whole unit -------------------------------------------------------------------------------------------
 template <int32_t id>
 struct OneScale : Weights<id> {
     static constexpr int kOffset = 1;
-    static void scales(const uint8_t* header, int, int part, Scales& out) { out.d[0] = OneScale::half_at(header, 0, part); }
+    static void scales(const uint8_t* header, int, int part, Scales& out) {
+        out.d[0] = OneScale::half_at(header, 0, part);
+    }
 };
 struct TQ1_0 : OneScale<kTQ1_0> {};
 struct TQ2_0 : OneScale<kTQ2_0> {};

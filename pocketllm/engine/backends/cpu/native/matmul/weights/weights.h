@@ -26,12 +26,16 @@ struct Weights {
     static constexpr int kOffset = 0;     // a power of two, or 0
     static constexpr int kLargest = (1 << kLayout.bits) - 1;  // code; 128 of signed bytes
 
-    static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) { unpack<kLayout.bits>(p, part, w); }
+    static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
+        unpack<kLayout.bits>(p, part, w);
+    }
     // The value as the file's decoder rounds it, before m; q is code - kOffset.
     static Floats value(Floats q, Floats d) { return mul(q, d); }
 
     // Parts of a header: `at` bytes from its begin, of one part's rows.
-    static Floats half_at(const uint8_t* header, int at, int part) { return load_half(header + at + 2 * kLanes * part); }
+    static Floats half_at(const uint8_t* header, int at, int part) {
+        return load_half(header + at + 2 * kLanes * part);
+    }
     static Ints word_at(const uint8_t* header, int at, int part) { return load_ints(header + at + 4 * kLanes * part); }
     // Field `i` of `bits` bits of words that lie one after another.
     static Ints field(const uint8_t* header, int at, int i, int bits, int part) {
