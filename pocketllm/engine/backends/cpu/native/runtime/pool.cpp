@@ -87,6 +87,7 @@ void Pool::State::advance(int worker) {
         if (total > 1) return publish(total);
         if (total == 1) phases->run_chunk(phase, 0, worker);  // not worth a handshake
     }
+    phases->end();
     publish(0);
 }
 

@@ -17,6 +17,8 @@ class Phases {
     virtual int num_chunks(int phase) = 0;
     // Must not throw. 0 <= worker < threads, and no two calls at once have the same.
     virtual void run_chunk(int phase, int chunk, int worker) = 0;
+    // Called once after the last phase, by one thread, before the caller is told.
+    virtual void end() {}
 };
 
 class Pool {

@@ -67,7 +67,6 @@ void Program::run(const Step& step) {
     step_ = &step;
     open_phase_ = -1;
     engine_.pool.run(*this);
-    if (engine_.profile.enabled) note_time(-1);
 }
 
 int Program::num_chunks(int phase) {
@@ -80,6 +79,10 @@ void Program::run_chunk(int phase, int chunk, int worker) {
     const Run run{*engine_.kernels, *step_, engine_.pool.threads(), shared_.data(),
                   each_.data() + worker * each_bytes_};
     phases_[phase]->run(run, chunk, open_chunks_);
+}
+
+void Program::end() {
+    if (engine_.profile.enabled) note_time(-1);
 }
 
 // The open phase has ended, and `next` opens.

@@ -48,6 +48,7 @@ class Program : private Phases {
     int num_phases() const override { return static_cast<int>(phases_.size()); }
     int num_chunks(int phase) override;
     void run_chunk(int phase, int chunk, int worker) override;
+    void end() override;
     void check(const Step& step) const;
     void note_time(int phase);
 
