@@ -37,11 +37,12 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if compiler is None or sys.platform != "linux":
         pytest.skip("no-sanitizer: needs a C++ compiler on Linux")
     library = build(tmp_path_factory.mktemp("sanitized"), "-DPOCKETLLM_SANITIZE=address,undefined")
-    asked = [compiler, "-print-file-name=libasan.so"]
-    runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    # Python itself is no C++ program: without the C++ library the sanitizer could not find what throws
+    asked = [[compiler, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so")]
+    runtimes = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in asked]
     return {
         **os.environ,
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": " ".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python itself never frees all
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "POCKETLLM_CPU_LIBRARY": str(library),
@@ -50,7 +51,8 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_operations_and_families_run_clean_under_the_sanitizers(sanitized: dict[str, str]) -> None:
     suites = sorted(path for path in ROOT.glob("tests/*/test_cpu_*.py") if path.name != Path(__file__).name)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, suites)]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--capture=sys"]  # a report goes past Python, to the file itself
+    command = [sys.executable, "-m", "pytest", *options, *map(str, suites)]
     done = subprocess.run(command, cwd=ROOT, env=sanitized, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
