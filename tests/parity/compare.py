@@ -22,11 +22,13 @@ class Difference:
     """Figures over positions, gathered one position (or several) at a time so that no vocabulary is kept.
 
     max_error and mean_error: absolute differences of the values handed in; kl: mean of KL(oracle ‖ ours) in nats;
-    top1: share of positions with the same most likely token.
+    top1: share of positions with the same most likely token; widest_flip: the oracle's largest lead of its most likely
+    token over its second, in nats, among the positions where ours is another one. A flip at a small lead is a tie.
     """
 
     n: int = 0
     max_error: float = 0.0
+    widest_flip: float = 0.0
     _sums: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("absolute", "square", "size", "kl", "same"), 0.0)
     )
@@ -48,6 +50,10 @@ class Difference:
         self._sums["square"] += float((error**2).sum())
         self._sums["size"] += float((oracle[:, :num_told] ** 2).sum())
         self._sums["kl"] += float((np.exp(theirs) * (theirs - mine)).sum())
+        flipped = ours.argmax(-1) != oracle.argmax(-1)
+        if flipped.any():
+            first_two = -np.partition(-oracle[flipped], 1, axis=-1)[:, :2]
+            self.widest_flip = max(self.widest_flip, float((first_two[:, 0] - first_two[:, 1]).max()))
         self._sums["same"] += int((ours.argmax(-1) == oracle.argmax(-1)).sum()) if same is None else same
 
     @property

@@ -7,6 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
+from pocketllm.engine.backends.api.capability import BackendOptions
+from pocketllm.engine.backends.select import select_backend
 from tests.parity import record
 from tests.parity.compare import Difference, compare, in_pieces, log_softmax
 from tests.tiny import TinyLlama, write_llama
@@ -51,7 +53,8 @@ def test_a_checkpoint_that_is_not_the_oracles_is_told_and_recorded_as_failed(
     np.savez(tmp_path / "wrong.npz", input_ids=right["input_ids"], logits=right["logits"])
     write_llama(tmp_path / "wrong.gguf", TinyLlama(seed=99))
     monkeypatch.setattr(record, "ORACLES", tmp_path)
-    passed = record.write_record(tmp_path / "wrong.gguf", record.tiny_rows("wrong"), tmp_path / "records", keep=False)
+    to = record.Recorder(select_backend("reference", BackendOptions(threads=1)), tmp_path / "records", keep=False)
+    passed = record.write_record(to, tmp_path / "wrong.gguf", record.tiny_rows(to, "wrong"))
     [kept] = list_records([tmp_path / "records"])
 
     assert not passed
@@ -74,7 +77,7 @@ def test_llama_servers_answer_is_read_by_token_id(monkeypatch: pytest.MonkeyPatc
 
     client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
     monkeypatch.setattr(httpx, "Client", lambda **_: client)
-    same = record.against_llama_cpp("http://server", "", np.array([5, 6]), np.stack([row, row]))
+    same = record.against_llama_cpp("x", "http://server", "", np.array([5, 6]), np.stack([row, row]))
 
     assert (same["n"], same["top1"], same["oracle_version"], same["passed"]) == (2, 1.0, "b1", True)
     assert same["kl"] == pytest.approx(0.0, abs=1e-12)
@@ -89,7 +92,19 @@ def test_kl_or_top1_outside_their_bounds_fail_a_real_checkpoint() -> None:
     exact, far = compare([(oracle, oracle)]), compare([(oracle[:, ::-1], oracle)])
     ids = np.arange(64)
 
-    assert record.real_row("x", "1", ids, exact, 1e-5, 0.995, "")["passed"] is True
-    assert record.real_row("x", "1", ids, far, 1e9, 0.995, "")["passed"] is False
-    assert record.real_row("x", "1", ids, far, 1e-5, 0.0, "")["passed"] is False
+    assert record.real_row("x", "o", "1", ids, exact, 1e-5, 0.995, "")["passed"] is True
+    assert record.real_row("x", "o", "1", ids, far, 1e9, 0.995, "")["passed"] is False
+    assert record.real_row("x", "o", "1", ids, far, 1e-5, 0.0, "")["passed"] is False
     assert Difference().n == 0
+
+
+def test_another_likeliest_token_is_a_tie_only_where_the_oracle_hardly_prefers_its_own() -> None:
+    oracle = np.log(np.array([[0.5, 0.3, 0.2], [0.42, 0.38, 0.2], [0.1, 0.1, 0.8]]))
+    tie = compare([(oracle + np.array([[0, 0, 0], [0, 0.2, 0], [0, 0, 0]]), oracle)])
+    clear = compare([(oracle + np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]]), oracle)])
+    ids = np.arange(3)
+
+    assert tie.widest_flip == pytest.approx(np.log(0.42 / 0.38))
+    assert clear.widest_flip == pytest.approx(np.log(0.5 / 0.3))
+    assert record.real_row("x", "o", "1", ids, tie, 1.0, 0.5, "", 0.15)["passed"] is True
+    assert record.real_row("x", "o", "1", ids, clear, 1.0, 0.5, "", 0.15)["passed"] is False
