@@ -144,7 +144,7 @@ def plan_first(
 ) -> tuple[EnginePlan, Sequence[str]]:
     """The plan of the first offer that can run the checkpoint, and the note that says why it and not another.
 
-    Raises UnsupportedFeatureError with every reason of every offer when none can.
+    Raises UnsupportedFeatureError with every reason, each once, when none can.
     """
     absent = [f"{bid.name}: {bid.reason}" for bid in offers if bid.capability is None]
     refused: dict[str, None] = {}
@@ -162,7 +162,9 @@ def plan_first(
             refused |= dict.fromkeys(error.reasons)
             passed.append(f"{bid.name}: {', '.join(error.reasons)}")
     what = f"cannot run {model or options.model} ({checkpoint.metadata.get('general.architecture', 'unknown')})"
-    raise UnsupportedFeatureError(what, [*refused, *(f"backend {reason}" for reason in absent)])
+    # a backend that is not here could help only where another one lacked something
+    is_lacking = not isinstance(family, str) and any(reason.startswith("backend ") for reason in refused)
+    raise UnsupportedFeatureError(what, [*refused, *(f"backend {reason}" for reason in absent if is_lacking)])
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------

@@ -165,6 +165,15 @@ def test_auto_takes_the_first_backend_that_can_run_the_checkpoint_and_says_what_
     assert "absent: no such card" in notes[0]
 
 
+def test_what_no_backend_could_change_is_told_alone() -> None:
+    offers = [BackendBid("fake", CAPABILITY, ""), BackendBid("absent", None, "no such card")]
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        plan_first(EngineOptions(max_model_len=1025), FakeFamily(), offers, checkpoint(), model="m")  # type: ignore[arg-type]  # fakes
+
+    assert len(caught.value.reasons) == 1
+    assert "max_model_len=1025 is longer" in caught.value.reasons[0]
+
+
 def test_when_no_backend_can_run_a_checkpoint_the_reasons_of_all_are_told_once() -> None:
     poor = replace(CAPABILITY, quant_types=frozenset())
     offers = [
