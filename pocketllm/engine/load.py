@@ -109,7 +109,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, amount
         name = catalog.model_name(path)
         plan, backend = plan_and_open(options, checkpoint, name)
         family = find_family(checkpoint.architecture)
-        tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {plan.device_name}")
+        tell(f"loading {name} ({plan.architecture}, {gib(plan.weights_bytes)}) on {plan.backend}: {where(plan)}")
         tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
         template = ChatTemplate.from_metadata(checkpoint.metadata)
         reading = Reading(checkpoint, amount or (lambda done, total: None))
@@ -124,6 +124,12 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, amount
         tell(f"note: {note}")
     tell(f"ready in {engine.load_s:.1f} s")
     return engine
+
+
+def where(plan: EnginePlan) -> str:
+    """The device, and what of it is used, in a few words."""
+    parts = [plan.device_name, plan.isa, f"{plan.threads} threads" if plan.threads > 1 else "1 thread"]
+    return ", ".join(part for part in parts if part)
 
 
 def plan_and_open(options: EngineOptions, checkpoint: Checkpoint, name: str) -> tuple[EnginePlan, Backend]:
