@@ -14,6 +14,7 @@ from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.kernels import gemv
+from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
 from pocketllm.engine.backends.cuda.ops import CudaOps
@@ -95,6 +96,17 @@ def rows_and_heads() -> None:
         lambda ops: ops.embed(ops.load_matrix(blocks_once, "Q5_K", (6, 256)), np.array([5, 0], np.int32), 2.5),
     ]
     blocks_once = blocks("Q5_K", 6, 256)
+    in_order, traded = (torch.full((8, 64), 7, dtype=torch.int8) for _ in range(2))
+    scales, traded_scales = torch.zeros(3, 2), torch.zeros(8, 2)
+    write_rows(in_order[:3], torch.from_numpy(x), scales=scales)
+    write_rows(traded, torch.from_numpy(x), scales=traded_scales, in_fragments=True)
+    for row in range(3):  # of line l, thread (row, t) of a warp has values 4t to 4t + 3 and those 16 on
+        lines = traded.view(2, 8, 4, 2, 4)[:, row].transpose(1, 2)
+        assert torch.equal(lines.reshape(64), in_order[row])
+        assert torch.equal(traded_scales.view(2, 8)[:, row], scales[row])
+        assert torch.allclose(
+            in_order[row].view(2, 32) * scales[row][:, None], torch.from_numpy(x[row]).view(2, 32), atol=0.02
+        )
     for layout in RopeLayout:
 
         def rotated(ops: Any, layout: RopeLayout = layout) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.kernels import gemv
+from pocketllm.engine.backends.cuda.kernels import gemv, mma
+from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
 from pocketllm.engine.backends.cuda.packing import Packed, unpack
 from pocketllm.engine.weights.quant_types import BY_NAME
@@ -31,6 +32,10 @@ def random_matrix(quant_type: str, rows: int, cols: int, seed: int = 0) -> Packe
     held = matrices.load(data, quant_type, (rows, cols), GPU).held
     assert isinstance(held, Packed)
     return held
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
 
 
 def random_rows(count: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,33 +68,40 @@ def check() -> None:
         errors, same = [], True
         for rows, cols in ((70, 512),):
             packed = random_matrix(quant_type, rows, cols)
-            x8, scale = random_rows(8, cols)
-            x = x8.view(torch.int8).view(8, -1, 32).double() * scale[:, :, None]
-            want = x.view(8, cols) @ unpack(packed).double().T
+            x = torch.randn(8, cols, device=GPU)
+            x8, scale = torch.empty(8, cols, dtype=torch.int8, device=GPU), torch.empty(8, cols // 32, device=GPU)
+            write_rows(x8, x, scales=scale)
+            want = (x8.view(8, -1, 32).double() * scale[:, :, None]).view(8, cols) @ unpack(packed).double().T
             single = torch.full((8, rows), torch.nan, device=GPU)
             for row in range(8):
-                gemv.multiply(x8[row : row + 1], scale[row : row + 1], packed, single[row : row + 1])
-            for count in (2, 3, 5, 8):
+                some = single[row : row + 1]
+                gemv.multiply(x8.view(torch.int32)[row : row + 1], scale[row : row + 1], packed, some)
+            errors.append(error(single, want))
+            last = None
+            for count in (8, 5, 2):
+                write_rows(x8[:count], x[:count], scales=scale, in_fragments=True)
                 y = torch.full((count, rows), torch.nan, device=GPU)
-                gemv.multiply(x8[:count], scale[:count], packed, y)
-                same &= torch.equal(y, single[:count])
-                errors.append(float((y.double() - want[:count]).norm() / want[:count].norm()))
+                mma.multiply(x8.view(torch.int32)[None], scale[None], packed, y)
+                same &= last is None or torch.equal(y, last[:count])
+                last = y
+                errors.append(error(y, want[:count]))
         print(f"{quant_type:7} error {max(errors):.1e} rows independent {same}", flush=True)
 
 
 def times() -> None:
-    for quant_type in ("Q4_K", "Q6_K"):
-        for rows, cols in SHAPES:
+    for quant_type in ("Q4_K", "Q6_K", "Q8_0", "IQ4_NL"):
+        for rows, cols in SHAPES if quant_type in ("Q4_K", "Q6_K") else SHAPES[2:3]:
             packed = random_matrix(quant_type, rows, cols)
             weights = sum(t.nbytes for t in (packed.words, packed.high, packed.scales, packed.shared))
             copies = max(4, 400_000_000 // weights)
             pool = [clone(packed) for _ in range(copies)]
             line = []
-            for count, warps in ((1, 1), (1, 2), (4, 1), (8, 1), (8, 2), (8, 4)):
-                x, scale = random_rows(count, cols)
-                y = torch.empty(count, rows, device=GPU)
-                took = timed(lambda i: gemv.multiply(x, scale, pool[i], y, num_warps=warps), copies)  # noqa: B023
-                line.append(f"M{count}w{warps} {took:.1f}us {weights / took / 1e6:.2f}")
+            x, scale = random_rows(8, cols)
+            y = torch.empty(8, rows, device=GPU)
+            took = timed(lambda i: gemv.multiply(x[:1], scale[:1], pool[i], y[:1]), copies)  # noqa: B023
+            line.append(f"1 row {took:.1f} us {weights / took / 1e6:.2f} TB/s")
+            took = timed(lambda i: mma.multiply(x[None], scale[None], pool[i], y), copies)  # noqa: B023
+            line.append(f"8 rows {took:.1f} us {weights / took / 1e6:.2f} TB/s")
             print(f"{quant_type} {rows}x{cols} {weights >> 20}MiB | {' | '.join(line)}", flush=True)
 
 

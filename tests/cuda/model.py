@@ -1,6 +1,6 @@
 """A whole model on the GPU: parity with the reference backend, and rates of the 8B shape.
 
-usage: python -m tests.cuda.model [check] [rates] [profile]
+usage: python -m tests.cuda.model [check] [rates] [prefill] [profile]
 """
 
 import sys
@@ -57,7 +57,8 @@ def check() -> None:
     for types in (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1")):
         shape = (2, 512, 768, 8, 2, 64, 1000)
         sessions = [
-            Session(Synthetic(*shape, types=types, scale=0.01), ops, 9, 512) for ops in (CudaOps(), ReferenceOps())
+            Session(Synthetic(*shape, types=types, scale=0.001 if types[0] == "Q8_0" else 0.01), ops, 9, 512)
+            for ops in (CudaOps(), ReferenceOps())
         ]
         random = np.random.default_rng(1)
         prompts = [random.integers(0, 1000, 5 + 37 * n).tolist() for n in range(8)]
@@ -76,6 +77,8 @@ def check() -> None:
                 alone_same &= np.array_equal(alone[0], got[n])
             steps.append(error(got, want))
             lengths = [length + 1 for length in lengths]
+        repeats = all(np.array_equal(got, cuda.logits(batch)) for _ in range(20))
+        line += [f"20 repeats identical {repeats}"]
         line += [f"decode {max(steps):.1e}", f"captured=eager {same}", f"alone=batched {alone_same}"]
         print(*line, flush=True)
 
@@ -91,7 +94,7 @@ def rates(with_profile: bool) -> None:
     torch.cuda.synchronize()
     print(f"loaded in {time.perf_counter() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.2f} GiB", flush=True)
     ids = np.random.default_rng(0).integers(0, 128000, 8192).tolist()
-    for count in (512, 4096):
+    for count in (512, 4096) if "prefill" in sys.argv else ():
         chunk = min(count, 2048)
         batches = [session.batch([ids[at : at + chunk]], [at]) for at in range(0, count, chunk)]
         took = []

@@ -50,6 +50,7 @@ def test_the_backend_does_not_bid_where_no_gpu_is_listed() -> None:
 @needs_triton
 def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "free_bytes", lambda: 1 << 37)
+    monkeypatch.setattr(device, "installed", lambda package: "2.11.0")
 
     bid = device.bid(facts("NVIDIA H200"), BackendOptions())
     refused = device.bid(facts("NVIDIA H200"), BackendOptions(activation_dtype="float32", kv_dtype="int8"))
@@ -60,6 +61,15 @@ def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch
     assert refused.capability is None
     assert "--activation-dtype float32" in refused.reason
     assert "--kv-dtype int8" in refused.reason
+
+
+def test_the_backend_does_not_bid_with_a_torch_that_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "installed", lambda package: "2.11.0+cpu")
+
+    bid = device.bid(facts("NVIDIA H200"), BackendOptions())
+
+    assert bid.capability is None
+    assert "torch is built without CUDA" in bid.reason
 
 
 def test_a_bid_imports_neither_torch_nor_triton() -> None:

@@ -29,8 +29,11 @@ NUMERICS_VERSION = "cuda-1"
 
 def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
     """Runs where the driver lists a GPU and torch and triton are installed; imports neither."""
-    problems = [] if facts.gpus else ["no NVIDIA GPU"]
-    problems += [f"{name} is not installed: pip install {name}" for name in ("torch", "triton") if not find_spec(name)]
+    if not facts.gpus:
+        return BackendBid(NAME, None, "no NVIDIA GPU")
+    problems = [f"{name} is not installed: pip install {name}" for name in ("torch", "triton") if not find_spec(name)]
+    if "+cpu" in installed("torch"):
+        problems.append("torch is built without CUDA: install a CUDA build of it")
     if options.activation_dtype not in (None, ACTIVATION_DTYPE):
         problems.append(f"--activation-dtype {options.activation_dtype}: this backend has {ACTIVATION_DTYPE} only")
     if options.kv_dtype is not None and options.kv_dtype not in KV_ELEMENT_BYTES:

@@ -20,15 +20,14 @@ from pocketllm.engine.backends.cuda.attention import Heads, PagedCache, attend, 
 from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
 from pocketllm.engine.backends.cuda.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
-from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain
-from pocketllm.engine.backends.cuda.products import Gated, Products
+from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Products, reads_fragments
 
 SILU, GELU = 1, 2
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-Rows = Tensor | Gated | Heads
+Rows = Tensor | Gated | Heads | Attended
 
 
 class CudaOps:
@@ -84,7 +83,7 @@ class CudaOps:
 
     def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """Norm, gate and rounding in one kernel, then one for all matrices of one layout."""
-        operand = x if isinstance(x, Gated) else written(x)
+        operand = x if isinstance(x, Gated | Attended) else written(x)
         graph = next((c.last[1] for c in self._captured if c.last is not None and c.last[0] is x), None)
         if graph is None or norm is not None:
             return self._products.project(operand, projections, norm, None)
@@ -97,7 +96,7 @@ class CudaOps:
         return tuple(out[: len(operand)] for out in graph.heads[key].result)
 
     def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor:
-        operand = x if isinstance(x, Gated) else written(x)
+        operand = x if isinstance(x, Gated | Attended) else written(x)
         return self._products.project(operand, (projection,), None, written(residual))[0]
 
     def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32] | Tensor, magnitude: float) -> Tensor:
@@ -112,7 +111,6 @@ class CudaOps:
             len(inv_freq),
             BLOCK=triton.next_power_of_2(len(inv_freq)),
             num_warps=1,
-            **OPTIONS,
         )
         return out
 
@@ -125,9 +123,13 @@ class CudaOps:
         heads = k if isinstance(k, Heads) else Heads(written(k), cache.keys[layer].shape[-1])
         store(heads, written(v), cache.keys[layer], cache.values[layer], self._of(batch).slot_mapping)
 
-    def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
-        heads = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim)
-        return attend(heads, cache.keys[layer], cache.values[layer], self._of(batch), spec)
+    def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Rows:
+        heads, own = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim), self._of(batch)
+        tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
+        as_bytes = len(own.single_seqs) == tokens <= FEW_ROWS and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
+        cached = cache.keys[layer], cache.values[layer]
+        out, low, scales = attend(heads, *cached, own, spec, as_bytes, reads_fragments(tokens))
+        return Attended(out, low, scales) if as_bytes else out
 
     def silu_mul(self, gate: Rows, up: Rows) -> Gated:
         return Gated(written(gate), written(up), SILU)
@@ -183,6 +185,8 @@ def written(x: Rows) -> Tensor:
     """Rows as a tensor."""
     if isinstance(x, Heads):
         return x.written()
+    if isinstance(x, Attended):
+        return x.x
     if isinstance(x, Gated):
         out = torch.empty(x.gate.shape, dtype=torch.float32, device=x.gate.device)
         write_rows(out, x.gate, up=x.up, gate=x.kind)

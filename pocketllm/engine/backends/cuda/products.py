@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels import gemv
+from pocketllm.engine.backends.cuda.kernels import gemv, mma
+from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
@@ -31,6 +32,18 @@ class Gated:
         return len(self.gate)
 
 
+@dataclass(frozen=True)
+class Attended:
+    """Attention's output, and the same as int8 in words of four, in the form that the product of so many rows reads."""
+
+    x: Tensor
+    bytes: Tensor
+    scales: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
 @dataclass
 class Run:
     """Projections that lie together as one matrix."""
@@ -38,6 +51,11 @@ class Run:
     matrix: Packed | Plain
     widths: list[int]
     bias: Tensor | None
+
+
+def reads_fragments(rows: int) -> bool:
+    """Whether products of so many rows run on the tensor cores from packed weights."""
+    return 1 < rows <= FEW_ROWS and not IS_INTERPRETED.value
 
 
 class Products:
@@ -49,7 +67,11 @@ class Products:
         self._unpacked: Tensor | None = None
 
     def project(
-        self, x: Tensor | Gated, projections: Sequence[Projection], norm: Norm | None, residual: Tensor | None
+        self,
+        x: Tensor | Gated | Attended,
+        projections: Sequence[Projection],
+        norm: Norm | None,
+        residual: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """x · weightᵀ (+ bias) (+ residual) for each; x gated or normed as it is read."""
         runs = self._runs_of(projections)
@@ -59,10 +81,12 @@ class Products:
             out = torch.empty(len(x), sum(run.widths), dtype=torch.float32, device=self._device)
             if isinstance(run.matrix, Plain):
                 plain_product(rows.floats(), run.matrix, out, run.bias, residual)
-            elif len(x) <= FEW_ROWS:
-                gemv.multiply(*rows.bytes(), run.matrix, out, run.bias, residual)
-            else:
+            elif len(x) > FEW_ROWS:
                 self._large(*rows.halves(), run.matrix, out, run.bias, residual)
+            elif reads_fragments(len(x)):
+                mma.multiply(*rows.fragments(), run.matrix, out, run.bias, residual)
+            else:
+                gemv.multiply(*rows.bytes(), run.matrix, out, run.bias, residual)
             results += torch.split(out, run.widths, 1)
         return tuple(results)
 
@@ -91,11 +115,19 @@ class Products:
 class Rows:
     """One operand in the forms that its products need, each made once."""
 
-    def __init__(self, x: Tensor | Gated, norm: Norm | None) -> None:
+    def __init__(self, x: Tensor | Gated | Attended, norm: Norm | None) -> None:
+        given = x if isinstance(x, Attended) and norm is None else None
+        x = x.x if isinstance(x, Attended) else x
         self._source = {"x": x.gate, "up": x.up, "gate": x.kind} if isinstance(x, Gated) else {"x": x}
         if norm is not None:
             self._source |= {"weight": norm.weight, "eps": norm.eps}
         self._bytes: tuple[Tensor, Tensor] | None = None
+        self._fragments: tuple[Tensor, Tensor] | None = None
+        if given is not None and reads_fragments(len(given)):
+            blocks = -(-len(given) // mma.MAX_ROWS)
+            self._fragments = given.bytes.view(blocks, -1), given.scales.view(blocks, -1)
+        elif given is not None:
+            self._bytes = given.bytes.view(-1, given.x.shape[1] // 4)[: len(given)], given.scales
         self._halves: tuple[Tensor, Tensor] | None = None
 
     def _write(self, dtype: torch.dtype, *scales: int) -> tuple[Tensor, Tensor]:
@@ -118,6 +150,19 @@ class Rows:
             out, scales = self._write(torch.int8, rows, width // gemv.X_GROUP)
             self._bytes = out.view(torch.int32), scales
         return self._bytes
+
+    def fragments(self) -> tuple[Tensor, Tensor]:
+        """The same in the order that the tensor cores' threads read it, eight rows together."""
+        if self._fragments is None:
+            rows, width = self._shape()
+            blocks = -(-rows // mma.MAX_ROWS)
+            x = self._source["x"]
+            assert isinstance(x, Tensor)
+            out = torch.empty(blocks, mma.MAX_ROWS * width, dtype=torch.int8, device=x.device)
+            scales = torch.empty(blocks, mma.MAX_ROWS * width // gemv.X_GROUP, dtype=torch.float32, device=x.device)
+            write_rows(out, scales=scales, in_fragments=True, **self._source)
+            self._fragments = out.view(torch.int32), scales
+        return self._fragments
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """float16, and a power of two for each row."""

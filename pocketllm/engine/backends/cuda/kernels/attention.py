@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh
+from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_bytes
 
 
 @triton.jit
@@ -85,10 +85,14 @@ def split_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, marks, lengths, seqs, tokens, out, heads, num_splits, window,
+    parts, marks, lengths, seqs, tokens, out, out_bytes, out_scales, heads, num_splits, window,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, SPLIT: tl.constexpr, AT_ONCE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_BYTES: tl.constexpr, IN_FRAGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM]; an empty sequence has no row."""
+    """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM], and the same as int8 where asked.
+
+    An empty sequence has no row.
+    """
     wait()
     number, head = tl.program_id(0), tl.program_id(1)
     seq, token = tl.load(seqs + number), tl.load(tokens + number)
@@ -116,7 +120,12 @@ def merge_kernel(
         acc = acc * shrink + tl.sum(weights[:, None] * some, 0)
         largest = new
     to = out + (token.to(tl.int64) * heads + head) * V_DIM + e
-    tl.store(to, acc / tl.maximum(total, 1e-30), mask=(e < V_DIM) & (e * 0 + length > 0))
+    acc = acc / tl.maximum(total, 1e-30)
+    tl.store(to, acc, mask=(e < V_DIM) & (e * 0 + length > 0))
+    if HAS_BYTES:
+        line = head * (V_DIM // 32) + tl.arange(0, V_DIM // 32)
+        values = tl.reshape(acc, [V_DIM // 32, 32])
+        write_bytes(out_bytes, out_scales, values, token.to(tl.int64), line, heads * V_DIM, IN_FRAGMENTS)
 
 
 @triton.jit

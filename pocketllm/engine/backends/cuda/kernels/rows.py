@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
+from pocketllm.engine.backends.cuda.kernels.launch import wait
 
 FLOAT, HALF, BYTES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -28,9 +28,30 @@ def activated(gate, GATE: tl.constexpr):
 
 
 @triton.jit
+def write_bytes(out, out_scales, value, row, line, width, IN_FRAGMENTS: tl.constexpr):
+    """Lines of 32 values of a row as int8 in words of four, with a scale for each line."""
+    largest = tl.max(tl.abs(value), 1)
+    inverse = tl.where(largest > 0, 127 / largest, 0.0)
+    # the float 12582912 + integer has the integer, rounded to the nearest, in its low bits
+    codes = (value * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) & 255
+    places = (8 * tl.arange(0, 4))[None, None, :]
+    words = tl.sum(tl.reshape(codes, [value.shape[0], 8, 4]) << places, 2)
+    w = tl.arange(0, 8)[None, :]
+    is_in = line * 32 < width
+    to, scale_to = row * (width // 4) + line[:, None] * 8 + w, row * (width // 32) + line
+    if IN_FRAGMENTS:
+        # eight rows together; of each line, what a thread of `mma` reads: 4 values, and the 4 that are 16 on
+        block, place = row // 8 * 8, line * 8 + row % 8
+        to = block * (width // 4) + (place[:, None] * 4 + w % 4) * 2 + w // 4
+        scale_to = block * (width // 32) + place
+    tl.store(out + to, words, mask=is_in[:, None])
+    tl.store(out_scales + scale_to, largest / 127, mask=is_in)
+
+
+@triton.jit
 def rows_kernel(
     x, up, weight, out, out_scales, x_stride, up_stride, width, eps,
-    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr,
+    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, IN_FRAGMENTS: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or of lines."""
     wait()
@@ -54,12 +75,7 @@ def rows_kernel(
         tl.store(out + row * width + at, (value * inverse).to(tl.float16), mask=is_in)
         tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
     else:
-        largest = tl.max(tl.abs(value), 1)
-        inverse = tl.where(largest > 0, 127 / largest, 0.0)
-        # the float 12582912 + integer has the integer, rounded to the nearest, in its low bits
-        whole = (value * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
-        tl.store(out + row * width + at, whole, mask=is_in)
-        tl.store(out_scales + row * (width // 32) + line, largest / 127, mask=line * 32 < width)
+        write_bytes(out, out_scales, value, row, line, width, IN_FRAGMENTS)
 
 
 def write_rows(
@@ -71,11 +87,13 @@ def write_rows(
     gate: int = 0,
     weight: Tensor | None = None,
     eps: float = 0.0,
+    in_fragments: bool = False,
 ) -> None:
     """out = rows of x (gated by `up`, or normed by `weight`), in the form that out's dtype says.
 
     x, up: float32 [rows, width], each row contiguous; out: float32, float16 (scales: [rows]) or int8 (scales: [rows,
-    width / 32]) [rows, width], contiguous.
+    width / 32]) [rows, width], contiguous. in_fragments: int8 in the order in which `mma` reads it, rows padded to
+    whole eights.
     """
     import torch
 
@@ -85,9 +103,10 @@ def write_rows(
     lines = triton.next_power_of_2(-(-width // 32))
     if not whole_row:
         lines = min(lines, CHUNK // 32)
+    target = out.view(torch.int32) if form == 2 else out
     rows_kernel[(rows, -(-width // (32 * lines)))](
-        x, x if up is None else up, x if weight is None else weight, out, out if scales is None else scales,
+        x, x if up is None else up, x if weight is None else weight, target, out if scales is None else scales,
         x.stride(0), 0 if up is None else up.stride(0), width, eps,
-        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None,
-        num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16, **OPTIONS,
+        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, IN_FRAGMENTS=in_fragments,
+        num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
     )  # fmt: skip

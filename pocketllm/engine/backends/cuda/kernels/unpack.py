@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels import words
-from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
+from pocketllm.engine.backends.cuda.kernels.launch import wait
 from pocketllm.engine.backends.cuda.kernels.words import HALVES, K, byte_of, bytes_of, group_scales, to_float
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
 from pocketllm.engine.backends.cuda.packing import Packed
@@ -68,5 +68,5 @@ def unpack_rows(packed: Packed, out: Tensor, first: int = 0, index: Tensor | Non
         groups=groups, OFFSET=layout.offset, TILE=TILE_ROWS, ROWS=rows, GROUPS=GROUPS_AT_ONCE, WORDS=layout.words,
         PARTS=layout.parts, PER_SHARED=1 if packed.shared.ndim == 1 else groups // packed.shared.shape[1],
         FORM=int(layout.form), SCALES=int(layout.scales), HAS_INDEX=index is not None,
-        num_warps=4 if index is None else 1, enable_fp_fusion=False, **OPTIONS,
+        num_warps=4 if index is None else 1, enable_fp_fusion=False,
     )  # fmt: skip

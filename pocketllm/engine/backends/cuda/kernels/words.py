@@ -89,22 +89,36 @@ def half_of(pair, H: tl.constexpr):
 
 
 @triton.jit
-def group_scales(scales, shared, at, shared_at, SCALES: tl.constexpr):
+def load_scales(scales, shared, at, shared_at, SCALES: tl.constexpr):
+    """What memory has of groups' scales: of each group, and of 256 values."""
+    own = tl.load(scales + at)
+    both = own
+    if (SCALES == K) or (SCALES == SIGNED):
+        both = tl.load(shared + shared_at)
+    return own, both
+
+
+@triton.jit
+def scales_of(own, both, SCALES: tl.constexpr):
     """Scale and minimum of groups, float32; the minimum is taken away, and 0 where a layout has none."""
     if SCALES == HALVES:
-        both = tl.load(scales + at)
-        scale = half_of(both, 0)
-        minimum = -half_of(both, 1)
+        scale = half_of(own, 0)
+        minimum = -half_of(own, 1)
     elif SCALES == K:
-        own = tl.load(scales + at).to(tl.int32)
-        both = tl.load(shared + shared_at)
-        scale = half_of(both, 0) * to_float(own & 255)
-        minimum = half_of(both, 1) * to_float((own >> 8) & 255)
+        small = own.to(tl.int32)
+        scale = half_of(both, 0) * to_float(small & 255)
+        minimum = half_of(both, 1) * to_float((small >> 8) & 255)
     elif SCALES == SIGNED:
-        own = tl.load(scales + at).to(tl.int32)
-        scale = tl.load(shared + shared_at).to(tl.float32) * to_float(own)
+        scale = both.to(tl.float32) * to_float(own.to(tl.int32))
         minimum = scale * 0.0
     else:
-        scale = tl.load(scales + at).to(tl.float32)
+        scale = own.to(tl.float32)
         minimum = scale * 0.0
     return scale, minimum
+
+
+@triton.jit
+def group_scales(scales, shared, at, shared_at, SCALES: tl.constexpr):
+    """Both in one."""
+    own, both = load_scales(scales, shared, at, shared_at, SCALES)
+    return scales_of(own, both, SCALES)
