@@ -7,7 +7,7 @@ from pocketllm.bench.reports.html.page import render_page
 from pocketllm.evidence.store import load_record
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "records/bench/year=2026/01M8M9MP3WFTG3GH44P79TV3GR.parquet"
+RECORD = ROOT / "records/bench/year=2026/01M8N38X86HEB5F53B2WSPX5DD.parquet"
 EXAMPLE = ROOT / "docs/examples/bench-report.html"
 
 
