@@ -251,14 +251,17 @@ def test_chat_without_a_template_is_refused(tiny_gguf: Path, tmp_path: Path) -> 
 COMMAND = [sys.executable, "-c", "from pocketllm.cli.main import app; app()", "generate", "--ignore-eos"]
 
 
-def start(tiny_gguf: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def start(tiny_gguf: Path, *arguments: str, step_delay: float = 0.0) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [*COMMAND, "--model", str(tiny_gguf), "hello", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "--model", str(tiny_gguf), "hello", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "POCKETLLM_TEST_STEP_DELAY": str(step_delay)},
     )
 
 
 def test_ctrl_c_keeps_what_was_printed_and_exits_130(tiny_gguf: Path) -> None:
-    with start(tiny_gguf, "-n", "400") as process:
+    with start(tiny_gguf, "-n", "400", step_delay=10.0) as process:
         assert process.stdout is not None
         first = process.stdout.read(1)
         process.send_signal(signal.SIGINT)
@@ -270,7 +273,7 @@ def test_ctrl_c_keeps_what_was_printed_and_exits_130(tiny_gguf: Path) -> None:
 
 
 def test_ctrl_c_with_json_prints_the_partial_document(tiny_gguf: Path) -> None:
-    with start(tiny_gguf, "-n", "400", "--json", "-v") as process:
+    with start(tiny_gguf, "-n", "400", "--json", "-v", step_delay=10.0) as process:  # in 40 ms otherwise
         assert process.stderr is not None
         while b"ready" not in process.stderr.readline():
             pass

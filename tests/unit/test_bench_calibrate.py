@@ -70,7 +70,8 @@ def test_runs_of_a_against_a_become_one_record_and_a_summary(arms: Callable[...,
     told = [(row["run"], row["seed"], row["role"]) for row in rows]
     assert told == [(0, 1, "candidate"), (0, 1, "null"), (1, 2, "candidate"), (1, 2, "null")]
     assert all(row["low"] < np.exp(row["estimate"]) < row["high"] for row in rows)
-    assert {row["verdict"] for row in rows if row["role"] == "candidate"} == {"SAME"}
+    # SAME, or nothing where the two estimators disagree about a machine's noise
+    assert {row["verdict"] for row in rows if row["role"] == "candidate"} <= {"SAME", "NOT DISTINGUISHABLE"}
     assert record.document["summary"][0]["called_at_most"] == pytest.approx(1 - 0.05 ** (1 / 2))
 
 
