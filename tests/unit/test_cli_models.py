@@ -16,7 +16,7 @@ from pocketllm.cli.main import app
 from pocketllm.engine.weights import catalog
 from pocketllm.errors import RecordError
 from pocketllm.evidence.ladder import LadderRow
-from pocketllm.evidence.model_pages import Source, overclaims, regenerate
+from pocketllm.evidence.model_pages import Source, is_staged, overclaims, regenerate
 from pocketllm.evidence.store import RecordWriter, keep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +146,13 @@ def test_showing_a_model_tells_its_proofs_and_what_the_next_rung_lacks(folder: P
     assert "next: a parity record of family llama" in text
     assert "pocketllm models pull smollm2-135m" in text
     assert json.loads(call("show", "smollm2-135m", "--json").stdout)["ladder"][0]["rung"] == 1
+
+
+def test_a_run_with_an_arm_slowed_on_purpose_is_no_speed_of_the_model() -> None:
+    plain = {"arms": [{"name": "base", "options": {}}, {"name": "peer", "options": {"prefill_chunk": 64}}, {}]}
+    slowed = {"arms": [{"name": "base", "options": {}}, {"name": "slow", "options": {"test_step_delay": 0.05}}]}
+
+    assert [is_staged(plain), is_staged(slowed), is_staged({})] == [False, True, False]
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(folder: Path) -> None:
