@@ -98,9 +98,9 @@ def times() -> None:
             line = []
             x, scale = random_rows(8, cols)
             y = torch.empty(8, rows, device=GPU)
-            took = timed(lambda i: gemv.multiply(x[:1], scale[:1], pool[i], y[:1]), copies)  # noqa: B023
+            took = timed(lambda i: gemv.multiply(x[:1], scale[:1], pool[i], y[:1]), copies)  # noqa: B023  # called at once
             line.append(f"1 row {took:.1f} us {weights / took / 1e6:.2f} TB/s")
-            took = timed(lambda i: mma.multiply(x[None], scale[None], pool[i], y), copies)  # noqa: B023
+            took = timed(lambda i: mma.multiply(x[None], scale[None], pool[i], y), copies)  # noqa: B023  # called at once
             line.append(f"8 rows {took:.1f} us {weights / took / 1e6:.2f} TB/s")
             print(f"{quant_type} {rows}x{cols} {weights >> 20}MiB | {' | '.join(line)}", flush=True)
 
