@@ -44,6 +44,7 @@ def test_every_switchable_option_is_accepted(key: str) -> None:
         ("x:prefill_chunk=many", "is not a whole number"),
         ("x:prefill_chunk=64,prefill_chunk=32", "given twice"),
         ("x:nonsense=1", "unknown key 'nonsense'; known: model, backend, "),
+        ("x:prefil_chunk=64", "unknown key 'prefil_chunk' (did you mean prefill_chunk?); known: model, "),
         ("x:environment=1", "unknown key 'environment'"),
         ("x:cmd=", "cmd='' must be a text"),
         ("x:cmd=server 'open", "cannot be split into words"),

@@ -4,6 +4,7 @@
 of the string.
 """
 
+import difflib
 import re
 import shlex
 import tomllib
@@ -222,7 +223,9 @@ def check_keys(values: Mapping[str, Any], where: str, known: Sequence[str]) -> N
     """OptionError for keys that are unknown, or do not go together."""
     unknown = [key for key in values if key not in known]
     if unknown:
-        raise OptionError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise OptionError(f"{where}: unknown key {unknown[0]!r}{hint}; known: {', '.join(known)}")
     targets = [key for key in TARGET_KEYS if key in values]
     if len(targets) > 1:
         raise OptionError(f"{where}: {' and '.join(targets)} cannot be combined: an arm is one thing")
