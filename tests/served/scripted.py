@@ -24,6 +24,10 @@ class ScriptedTokenizer:
     """Bytes are tokens; token 256 ends a text."""
 
     vocab_size = VOCABULARY
+    strips_first_space = False
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token_id for token_id in ids if token_id != END).decode(errors="replace")
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -126,7 +130,10 @@ class ScriptedLoop:
         told = self.active[request.request_id]
         times = request.times
         times.scheduled_s = time.perf_counter()
-        for item in self.script(request):
+        if request.params.prompt_logprobs is not None:
+            given = [scripted_logprobs(one, request.params.prompt_logprobs, 7) for one in request.prompt_token_ids]
+            request.prompt_logprobs = [None, *given[1:]]
+        for item in self.script(request) if request.params.max_tokens != 0 else [FinishReason.LENGTH]:
             if told.is_set():
                 reason = FinishReason.CANCELLED
                 break
@@ -149,12 +156,12 @@ class ScriptedLoop:
         sink(FinishEvent(request.request_id, reason, "", len(request.prompt_token_ids), count, 0, times, 0, error))
 
 
-def scripted_logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:
+def scripted_logprobs(token_id: int, num_top: int | None, rank: int = 0) -> TokenLogprobs | None:
     """The chosen token at -0.5, alternatives below it."""
     if num_top is None:
         return None
     ids = [(token_id + step) % VOCABULARY for step in range(num_top)]
-    return TokenLogprobs(-0.5, tuple(ids), tuple(-0.5 - step for step in range(num_top)))
+    return TokenLogprobs(-0.5, tuple(ids), tuple(-0.5 - step for step in range(num_top)), rank)
 
 
 def echo(request: Request) -> Iterable[tuple[int, str]]:

@@ -185,10 +185,8 @@ def test_what_asks_for_nothing_is_accepted(module_server: Served) -> None:
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("best_of", 10**6),
-        ("echo", True),
         ("suffix", "x"),
         ("min_tokens", 3),
-        ("prompt_logprobs", -1),
         ("guided_json", {}),
         ("temprature", 0),
         ("continue_final_message", True),
@@ -256,6 +254,9 @@ def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
         ("ignore_eos", 1),
         ("model", 5),
         ("return_token_ids", "yes"),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
     ],
 )
 def test_a_wrong_type_or_range_is_refused_by_name(module_server: Served, field: str, value: Any) -> None:

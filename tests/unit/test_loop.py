@@ -134,6 +134,37 @@ def test_prompt_logits_survive_preemption_and_neighbors() -> None:
     assert model.num_calls > 0
 
 
+def log_softmax(logits: Any) -> Any:
+    values = np.asarray(logits, np.float64)
+    return values - np.log(np.exp(values - values.max()).sum()) - values.max()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+@pytest.mark.parametrize("changes", [{}, {"prefill_chunk": 3}, {"reserve": 0.0, "num_blocks": 9, "prefill_chunk": 3}])
+def test_prompt_logprobs_are_each_tokens_own_beside_neighbors(changes: dict[str, Any], max_tokens: int) -> None:
+    loop, scheduler, _ = fake_loop(**changes)
+    others = [submit(loop, [number] * 6, str(number), ignore_eos=True, max_tokens=14) for number in range(2)]
+    prompt = PROMPTS[2]
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, prompt_logprobs=3, ignore_eos=True)
+    for name in ("first", "again"):  # the second finds the first's blocks in the cache, and must not use them
+        request, inbox = Request(name, prompt, params), Inbox()
+        loop.submit(request, inbox)
+        run(loop)
+
+        expected = [log_softmax(logits_after(prompt[:end])) for end in range(1, len(prompt))]
+        assert inbox.token_ids == (greedy_reference(prompt, max_tokens) if max_tokens else [])
+        assert inbox.finish.reason is FinishReason.LENGTH
+        assert request.prompt_logprobs[0] is None
+        assert len(request.prompt_logprobs) == len(prompt)
+        for row, token_id, found in zip(expected, prompt[1:], request.prompt_logprobs[1:], strict=True):
+            assert found is not None
+            assert found.chosen == pytest.approx(row[token_id], abs=1e-5)
+            assert found.rank == 1 + (row > row[token_id]).sum()
+            np.testing.assert_allclose(found.top_logprobs, np.sort(row)[::-1][:3], atol=1e-5)
+    assert all(len(other.token_ids) == 14 for other in others)
+    assert scheduler.pool.num_used == 0
+
+
 def test_sixteen_that_wait_are_admitted_in_one_forward_pass_with_a_row_of_logits_each() -> None:
     loop, _, model = fake_loop(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=256)
     inboxes = [submit(loop, [number, 2, 3, 4][: 1 + number % 4], str(number), max_tokens=3) for number in range(16)]

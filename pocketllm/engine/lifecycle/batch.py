@@ -48,7 +48,7 @@ def block_table(requests: list[Request]) -> np.ndarray[tuple[int, int], np.dtype
 
 def num_logit_rows(request: Request, count: int) -> int:
     """How many of a request's `count` tokens in this step need logits: all, the last, or none."""
-    if request.wants_prompt_logits:
+    if request.is_scored:
         return count
     return int(request.num_computed_tokens + count == request.num_tokens)
 

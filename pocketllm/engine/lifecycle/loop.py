@@ -291,7 +291,7 @@ class EngineLoop:
         request = active.request
         if not request.output_token_ids:
             self._counters.num_prompt_tokens += len(request.prompt_token_ids)
-        if request.wants_prompt_logits:
+        if not request.max_output_tokens:
             self._finish(active, FinishReason.LENGTH)
             return
         assert logits is not None, request.request_id

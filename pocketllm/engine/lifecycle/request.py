@@ -59,7 +59,7 @@ class Request:
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache; the request has caught up, and gets a
     new token, when it reaches `num_tokens`. A request that `wants_prompt_logits` is scored and not continued: it
-    finishes, without a token of its own, when its prompt is computed.
+    finishes, without a token of its own, when its prompt is computed; so does one with `params.max_tokens` 0.
     """
 
     request_id: str
@@ -84,6 +84,8 @@ class Request:
     times: RequestTimes = field(default_factory=RequestTimes)
     prompt_logits: npt.NDArray[np.float32] | None = None
     """[prompt tokens, vocab], filled step by step when wanted."""
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """One for each prompt token, the first None, when `params.prompt_logprobs` asks for them; filled step by step."""
     seed: int = field(init=False)
     """`params.seed`, or a fresh one."""
 
@@ -93,6 +95,12 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether logits of every prompt token are still wanted, so that none may come from the prefix cache."""
+        missing = self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
+        return self.wants_prompt_logits or missing
 
     @property
     def is_finished(self) -> bool:

@@ -10,6 +10,7 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import Tensor
 from pocketllm.engine.lifecycle import batch
 from pocketllm.engine.lifecycle.request import Request
+from pocketllm.engine.lifecycle.sampling.logprobs import token_logprobs
 from pocketllm.engine.lifecycle.scheduler import Schedule
 
 LogitsRow = npt.NDArray[np.float32]
@@ -41,7 +42,8 @@ class Runner:
     def run(self, schedule: Schedule) -> dict[Request, LogitsRow]:
         """Compute one step; returns the logits of each request that catches up with it, in the schedule's order.
 
-        Rows of requests that want prompt logits go into `request.prompt_logits` instead.
+        Rows of requests that want prompt logits go into `request.prompt_logits` instead, and what others want to know
+        of their prompt goes into `request.prompt_logprobs` as well.
         """
         forward_batch = batch.build(schedule, self._block_size)
         hidden = self._forward(forward_batch)
@@ -59,7 +61,10 @@ class Runner:
             for (request, position), row_logits in zip(some, logits, strict=True):
                 if request.wants_prompt_logits:
                     self._keep(request, position, row_logits)
-                else:
+                    continue
+                if request.is_scored:
+                    report_next(request, position, row_logits)
+                if position == request.num_tokens - 1:
                     result[request] = row_logits
         return result
 
@@ -67,3 +72,15 @@ class Runner:
         if request.prompt_logits is None:
             request.prompt_logits = np.empty((len(request.prompt_token_ids), len(logits)), np.float32)
         request.prompt_logits[position] = logits
+
+
+def report_next(request: Request, position: int, logits: LogitsRow) -> None:
+    """Add to `prompt_logprobs` what the row at `position` says of the prompt token after it."""
+    known, prompt = request.prompt_logprobs, request.prompt_token_ids
+    if not known:
+        known.append(None)
+    # a request that was preempted halfway comes by its first rows twice
+    if position + 1 == len(known) and position + 1 < len(prompt):
+        count = request.params.prompt_logprobs
+        assert count is not None, request.request_id
+        known.append(token_logprobs(logits, prompt[position + 1], count, with_rank=True))

@@ -72,10 +72,11 @@ class Scheduler:
         if request.wants_prompt_logits:
             self._check_scoring(num_prompt)
             return 0
-        if num_prompt >= context:
+        least = 0 if request.params.max_tokens == 0 else 1
+        if num_prompt + least > context:
             raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens, and with an answer it must fit max_model_len={context}: "
-                f"shorten it by {num_prompt - context + 1} tokens or more",
+                f"the prompt has {num_prompt} tokens, and {'with an answer ' * least}it must fit "
+                f"max_model_len={context}: shorten it by {num_prompt - context + least} tokens or more",
                 param="prompt",
             )
         if request.params.max_tokens is None:

@@ -114,7 +114,7 @@ class Server:
             counts.reject("queue_full")
             raise
         self.in_flight.add(generation)
-        return generation, Reply(generation.id, body, model, self._spellers[is_chat])
+        return generation, Reply(generation, body, model, self._spellers[is_chat])
 
     def end(self, generation: Generation) -> None:
         """A call is over, whatever became of it."""

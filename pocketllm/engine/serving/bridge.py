@@ -81,6 +81,7 @@ class Generation:
         self.choices = tuple(choices)
         self.is_abandoned = False
         self.is_streamed = is_streamed
+        self.requests: tuple[Request, ...] = ()
         self._engine_loop = engine_loop
         self._postbox = postbox
         self._inbox: deque[tuple[int, Event]] = deque()
@@ -93,10 +94,10 @@ class Generation:
 
         `observe` makes, for each request, what sees its events as they are delivered.
         """
-        requests = [
+        self.requests = requests = tuple(
             Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params, cache_salt=choice.cache_salt)
             for choice in self.choices
-        ]
+        )
         for request in requests:
             self._engine_loop.check(request)  # what can never be served is refused before its neighbors begin
         self._postbox.attend()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.serving.settings import ServedTokenizer
 
@@ -26,10 +27,11 @@ class TokenReport:
     """One output position: the chosen token first, then the alternatives, each (token id, log-probability)."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
+    """None: nothing came before this token, so that nothing is known of it."""
     top: tuple[tuple[int, float], ...]
     text_offset: int
-    """Characters of the answer that were complete before this token."""
+    """Characters of the text that were complete before this token."""
 
 
 class Speller:
@@ -41,6 +43,7 @@ class Speller:
     def __init__(self, tokenizer: ServedTokenizer, prefix: str = "") -> None:
         self._tokenizer = tokenizer
         self._prefix = prefix
+        self.strips_first_space = tokenizer.strips_first_space
         self.spell = lru_cache(maxsize=4096)(self._spell)
 
     def _spell(self, token_id: int) -> Spelling:
@@ -56,22 +59,30 @@ class Speller:
 
 
 class OffsetCounter:
-    """Counts the characters that the tokens so far have completed."""
+    """Counts the characters that the tokens so far have completed.
 
-    def __init__(self) -> None:
+    strips_space: the text begins with a prompt whose first space the tokenizer has put there itself.
+    """
+
+    def __init__(self, strips_space: bool = False) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._count = 0
+        self._strips_space = strips_space
 
     def advance(self, data: bytes | None) -> int:
         """Characters before this token; the token is then counted in."""
         before = self._count
+        if data and self._strips_space:
+            data, self._strips_space = data.removeprefix(b" "), False
         self._count += len(self._decoder.decode(data or b""))
         return before
 
 
-def report(token_id: int, logprobs: TokenLogprobs, text_offset: int) -> TokenReport:
-    """The engine's log-probabilities of one position as a report."""
-    pairs = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+def report(token_id: int, logprobs: TokenLogprobs | None, text_offset: int, num_top: int) -> TokenReport:
+    """The engine's log-probabilities of one position as a report with the first `num_top` alternatives."""
+    if logprobs is None:
+        return TokenReport(token_id, None, (), text_offset)
+    pairs = zip(logprobs.top_ids[:num_top], logprobs.top_logprobs, strict=False)
     top = tuple((int(top_id), finite(value)) for top_id, value in pairs)
     return TokenReport(token_id, finite(logprobs.chosen), top, text_offset)
 
@@ -91,7 +102,7 @@ def chat_logprobs(reports: Iterable[TokenReport], speller: Speller, with_ids: bo
     return {"content": content, "refusal": None}
 
 
-def chat_entry(token_id: int, logprob: float, speller: Speller, with_ids: bool) -> dict[str, Any]:
+def chat_entry(token_id: int, logprob: float | None, speller: Speller, with_ids: bool) -> dict[str, Any]:
     """One token of a chat choice's `logprobs`."""
     spelling = speller.spell(token_id)
     data = None if spelling.data is None else list(spelling.data)
@@ -117,10 +128,44 @@ def completion_logprobs(reports: Iterable[TokenReport], speller: Speller, with_i
     return document
 
 
-def alternatives(item: TokenReport, speller: Speller) -> dict[str, float]:
+def alternatives(item: TokenReport, speller: Speller) -> dict[str, float] | None:
     """Spelling → log-probability, best first; of two tokens with one spelling the likelier stays."""
+    if item.logprob is None:
+        return None
     pairs = item.top if item.token_id in dict(item.top) else (*item.top, (item.token_id, item.logprob))
     found: dict[str, float] = {}
     for token_id, value in pairs:
         found.setdefault(speller.spell(token_id).text, value)
+    return found
+
+
+def prompt_reports(request: Request, counter: OffsetCounter, speller: Speller) -> list[TokenReport]:
+    """A report of each prompt token, with as many alternatives as the answer's tokens have."""
+    pairs = zip(request.prompt_token_ids, request.prompt_logprobs, strict=True)
+    num_top = request.params.logprobs or 0
+    return [
+        report(token_id, logprobs, counter.advance(speller.spell(token_id).data), num_top)
+        for token_id, logprobs in pairs
+    ]
+
+
+def prompt_logprobs(request: Request, count: int, speller: Speller) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each prompt token, the first being null, its id and the `count` likeliest ids.
+
+    Each id → {logprob, rank, decoded_token}; the likeliest come first, and the prompt's own token is always there.
+    """
+    found: list[dict[str, Any] | None] = []
+    for token_id, logprobs in zip(request.prompt_token_ids, request.prompt_logprobs, strict=True):
+        if logprobs is None:
+            found.append(None)
+            continue
+        pairs = list(zip(logprobs.top_ids[:count], logprobs.top_logprobs, strict=False))
+        ranked = {top_id: (value, rank) for rank, (top_id, value) in enumerate(pairs, 1)}
+        ranked.setdefault(token_id, (logprobs.chosen, logprobs.rank))
+        found.append(
+            {
+                str(one): {"logprob": finite(value), "rank": rank, "decoded_token": speller.spell(one).text}
+                for one, (value, rank) in ranked.items()
+            }
+        )
     return found

@@ -1,7 +1,7 @@
 """From a validated body to prompts in token ids and one set of sampling parameters a choice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
@@ -33,6 +33,8 @@ class Choice:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     cache_salt: str | None = None
+    echo: str | None = None
+    """The prompt as a text, where the answer repeats it."""
 
 
 def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
@@ -57,7 +59,14 @@ def completion_choices(engine: ServedEngine, body: CompletionBody) -> list[Choic
             prompts.append(engine.tokenizer.encode(prompt))
         else:
             prompts.append(checked_ids(prompt, engine.tokenizer, "prompt"))
-    return choices(engine, body, prompts, "prompt")
+    found = choices(engine, body, prompts, "prompt")
+    return [replace(choice, echo=echoed(engine, body, choice)) for choice in found] if body.echo else found
+
+
+def echoed(engine: ServedEngine, body: CompletionBody, choice: Choice) -> str:
+    """The prompt of a choice as it was given, or what its token ids spell; control tokens leave no text."""
+    given = body.prompt[choice.index // body.num_choices]
+    return given if isinstance(given, str) else engine.tokenizer.decode(given)
 
 
 def refuse_hopeless(engine: ServedEngine, text: str, param: str) -> None:
@@ -114,6 +123,7 @@ def sampling_params(body: GenerationBody, offset: int) -> SamplingParams:
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
     )
     if not offset or first.seed is None:
         return first

@@ -184,6 +184,7 @@ class GenerationBody(Strict):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    prompt_logprobs: int | None = None
 
     @model_validator(mode="after")
     def check_whole(self) -> "GenerationBody":
@@ -198,6 +199,8 @@ class GenerationBody(Strict):
             )
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only for stream=true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs is not for stream=true: ask without a stream, or for echo and logprobs")
         return self
 
     @property
@@ -215,6 +218,11 @@ class GenerationBody(Strict):
     @property
     def num_logprobs(self) -> int | None:
         raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives to compute with each token of the prompt; None: nothing."""
+        return self.prompt_logprobs
 
 
 class ChatBody(GenerationBody):
@@ -247,6 +255,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(as_prompts)]
     logprobs: int | None = None
+    echo: bool | None = None
 
     @model_validator(mode="after")
     def check_completion(self) -> "CompletionBody":
@@ -262,6 +271,14 @@ class CompletionBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        if not self.echo:
+            return self.prompt_logprobs
+        wanted = [count for count in (self.prompt_logprobs, self.logprobs) if count is not None]
+        # without a token to draw, the prompt is still computed: its usage is real, and what is wrong with it is found
+        return max(wanted) if wanted else 0 if self.max_tokens == 0 else None
 
 
 B = TypeVar("B", bound=BaseModel)

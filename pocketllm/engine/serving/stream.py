@@ -18,6 +18,8 @@ from pocketllm.engine.serving.logprobs import (
     TokenReport,
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
+    prompt_reports,
     report,
 )
 from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
@@ -42,8 +44,9 @@ class Reply:
     Raises RefusedError from `piece` and `finish_reason` when the engine, not the client, ended a request.
     """
 
-    def __init__(self, reply_id: str, body: GenerationBody, model: str, speller: Speller) -> None:
-        self.id = reply_id
+    def __init__(self, generation: Generation, body: GenerationBody, model: str, speller: Speller) -> None:
+        self.id = generation.id
+        self._generation = generation
         self.is_chat = isinstance(body, ChatBody)
         self.body = body
         self.with_ids = bool(body.return_token_ids)
@@ -54,14 +57,33 @@ class Reply:
 
     def piece(self, index: int, event: Event) -> Piece:
         """What an event adds to choice `index`."""
+        piece = Piece()
+        if index not in self._offsets:
+            self._offsets[index] = OffsetCounter()
+            self._echo(index, piece)
+        piece.text += event.text
         if isinstance(event, FinishEvent):
-            return Piece(event.text)
-        piece = Piece(event.text, [event.token_id])
+            return piece
+        piece.token_ids.append(event.token_id)
         if event.logprobs is not None:
-            counter = self._offsets.setdefault(index, OffsetCounter())
-            offset = counter.advance(self._speller.spell(event.token_id).data)
-            piece.reports.append(report(event.token_id, event.logprobs, offset))
+            offset = self._offsets[index].advance(self._speller.spell(event.token_id).data)
+            piece.reports.append(report(event.token_id, event.logprobs, offset, len(event.logprobs.top_ids)))
         return piece
+
+    def _echo(self, index: int, piece: Piece) -> None:
+        """Begin a choice with its prompt, where that was asked for."""
+        choice, request = self._generation.choices[index], self._generation.requests[index]
+        if choice.echo is None:
+            return
+        piece.text = choice.echo
+        if request.params.logprobs is not None:
+            counter = self._offsets[index] = OffsetCounter(self._speller.strips_first_space)
+            piece.reports = prompt_reports(request, counter, self._speller)
+
+    def prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
+        """What was asked to be told of the prompt of choice `index`."""
+        count = self.body.prompt_logprobs
+        return None if count is None else prompt_logprobs(self._generation.requests[index], count, self._speller)
 
     def finish_reason(self, event: FinishEvent) -> str:
         """OpenAI's word for why a choice ended."""
@@ -120,15 +142,18 @@ async def collect(generation: Generation, reply: Reply) -> dict[str, Any]:
     reasons: dict[int, str] = {}
     usage = Usage()
     async for index, event in generation.events():
+        if isinstance(event, FinishEvent):
+            reasons[index] = reply.finish_reason(event)
+            usage.add(event, index % reply.body.num_choices == 0)
         piece, whole = reply.piece(index, event), wholes[index]
         whole.text += piece.text
         whole.token_ids += piece.token_ids
         whole.reports += piece.reports
-        if isinstance(event, FinishEvent):
-            reasons[index] = reply.finish_reason(event)
-            usage.add(event, index % reply.body.num_choices == 0)
     choices = [whole_choice(generation, reply, index, whole, reasons.get(index)) for index, whole in enumerate(wholes)]
-    return reply.document(choices, usage, chunk=False)
+    document = reply.document(choices, usage, chunk=False)
+    if reply.is_chat and reply.body.prompt_logprobs is not None:
+        document["prompt_logprobs"] = reply.prompt_logprobs(0)  # as in vLLM: one prompt, whatever the number of choices
+    return document
 
 
 def whole_choice(generation: Generation, reply: Reply, index: int, whole: Piece, reason: str | None) -> dict[str, Any]:
@@ -138,6 +163,8 @@ def whole_choice(generation: Generation, reply: Reply, index: int, whole: Piece,
         choice["message"] = {"role": "assistant", "content": whole.text, "refusal": None}
     else:
         choice["text"] = whole.text
+        if reply.body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = reply.prompt_logprobs(index)
     if reply.with_ids:
         choice["token_ids"] = whole.token_ids
         choice["prompt_token_ids"] = list(generation.choices[index].prompt_token_ids)

@@ -37,7 +37,7 @@ class PrefixCache:
         prompt matches nothing.
         """
         blocks: list[int] = []
-        if request.wants_prompt_logits:
+        if request.is_scored:
             return blocks
         for index in range((request.num_tokens - 1) // self._block_size):
             block = self._pool.find(self._key(request, index))
@@ -51,7 +51,7 @@ class PrefixCache:
 
         So n answers to one prompt, submitted together, cost one prefill.
         """
-        if request.wants_prompt_logits:
+        if request.is_scored:
             return False
         missing = request.num_tokens - request.num_computed_tokens
         return any(2 * self._num_coming(request, other) >= missing for other in running)

@@ -15,9 +15,13 @@ class TokenLogprobs:
     chosen: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    rank: int = 0
+    """Place of the token among all, 1 for the likeliest, equals sharing the best; 0: it was not asked for."""
 
 
-def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -> TokenLogprobs:
+def token_logprobs(
+    logits: npt.NDArray[np.float32], token_id: int, count: int, with_rank: bool = False
+) -> TokenLogprobs:
     """Log-softmax (in float64) of the unmodified logits at the chosen token and at the `count` likeliest ones.
 
     The likeliest come first, the lower id first among equals.
@@ -34,4 +38,5 @@ def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, count: int) -
         chosen=float(logits[token_id] - log_total),
         top_ids=tuple(top.tolist()),
         top_logprobs=tuple((logits[top] - log_total).tolist()),
+        rank=1 + int(np.count_nonzero(logits > logits[token_id])) if with_rank else 0,
     )

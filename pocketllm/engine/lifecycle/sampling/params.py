@@ -30,6 +30,7 @@ class SamplingParams:
     `stop` may be one text and `stop_token_ids` any sequence; both are kept as tuples, and so is `logit_bias`, a mapping
     of token id to what is added to its logit. temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and typical_p 1
     switch the filter off; repetition_penalty 1 and the other penalties 0 do nothing. seed None draws a fresh one.
+    max_tokens may be 0 with prompt_logprobs: nothing is drawn then.
     """
 
     max_tokens: int | None = None
@@ -48,14 +49,17 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives to report with each token, 0…20; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but its first; the prefix cache is then not read."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", as_pairs(self.logit_bias))
         self._check_types()
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens={self.max_tokens} must be at least 1", param="max_tokens")
+        least = 1 if self.prompt_logprobs is None else 0
+        if self.max_tokens is not None and self.max_tokens < least:
+            raise RequestError(f"max_tokens={self.max_tokens} must be at least {least}", param="max_tokens")
         self._in_range("temperature", self.temperature, 0.0, 100.0)
         self._in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         self._in_range("min_p", self.min_p, 0.0, 1.0)
@@ -65,8 +69,10 @@ class SamplingParams:
         self._in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if self.top_k < -1:
             raise RequestError(f"top_k={self.top_k} must be -1, 0 (off) or positive", param="top_k")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise RequestError(f"logprobs={self.logprobs} must be between 0 and {MAX_LOGPROBS}", param="logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise RequestError(f"{name}={count} must be between 0 and {MAX_LOGPROBS}", param=name)
         self._check_stops()
 
     @property
@@ -81,10 +87,10 @@ class SamplingParams:
     def _check_types(self) -> None:
         """A float is not taken for a whole number, nor a bool for either."""
         kinds: dict[str, tuple[type, ...]] = dict.fromkeys(FRACTIONS, (int, float))
-        kinds |= dict.fromkeys(("max_tokens", "top_k", "seed", "logprobs"), (int,))
+        kinds |= dict.fromkeys(("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"), (int,))
         for name, accepted in kinds.items():
             value = getattr(self, name)
-            is_open = value is None and name in ("max_tokens", "seed", "logprobs")
+            is_open = value is None and name in ("max_tokens", "seed", "logprobs", "prompt_logprobs")
             if not is_open and (isinstance(value, bool) or not isinstance(value, accepted)):
                 what = "a whole number" if accepted == (int,) else "a number"
                 raise RequestError(f"{name}={value!r} is not {what}", param=name)
