@@ -1,0 +1,24 @@
+"""What recurrent layers ask of a backend: the geometry and the small weights of a Gated DeltaNet layer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+UNIT_EPS = 1e-6
+"""Beside the sum of squares when queries and keys are brought to length one."""
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """One Gated DeltaNet layer (Yang et al. 2024, arXiv 2412.06464), its convolution and projections aside."""
+
+    num_key_heads: int
+    """Heads of queries and of keys."""
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    is_tiled: bool
+    """Value head j reads key head j mod num_key_heads; otherwise neighbors share one, as in grouped attention."""
+    rate: Any
+    """[num_value_heads] -exp(A_log), below zero."""
+    time_bias: Any
+    """[num_value_heads] added to the time step's logits before their softplus."""
