@@ -8,6 +8,7 @@
     ├── UnsupportedFeatureError         what was asked cannot run here; carries every reason
     ├── RequestError                    one request cannot be served as asked           HTTP 400
     │   └── ContextLengthError          prompt and answer do not fit the context        HTTP 400
+    ├── ConstraintError                 an answer cannot go on as its grammar demands   HTTP 422
     ├── QueueFullError                  come back later                                 HTTP 503
     ├── MachineError                    a port, a folder or a process refused           exit code 2
     ├── RecordError                     a run record or a fixture cannot be read or written
@@ -68,6 +69,10 @@ class ContextLengthError(RequestError):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ConstraintError(PocketLLMError):
+    """An answer that has begun cannot obey its grammar any more."""
 
 
 class QueueFullError(PocketLLMError):
