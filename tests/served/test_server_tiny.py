@@ -336,3 +336,41 @@ def test_bias_and_penalties_reach_the_answer(tiny_server: Served) -> None:
     twos = ask(logit_bias={"77": 100, "78": 100}, presence_penalty=2, frequency_penalty=2, ignore_eos=True)
     assert sorted(twos) == [77] * 3 + [78] * 3
     assert ask(logit_bias={"77": 100, "78": 60}, repetition_penalty=50.0, ignore_eos=True)[:2] == [77, 78]
+
+
+def test_bans_and_breakers_reach_the_answer(tiny_server: Served) -> None:
+    body: dict[str, Any] = {"prompt": [40, 41, 42], "max_tokens": 8, "return_token_ids": True, "seed": 3}
+
+    def ask(**more: Any) -> list[int]:
+        choice = httpx.post(tiny_server.url + COMPLETIONS, json=body | more).json()["choices"][0]
+        return list(choice["token_ids"])
+
+    plain = ask()
+    assert set(ask(allowed_token_ids=[77, 78])) == {77, 78}
+    assert ask(logit_bias={"77": 100}, stop_token_ids=[77]) == [77]
+    assert len(ask(logit_bias={"77": 100, "78": 90}, stop_token_ids=[77], min_tokens=5)) == 6
+    word = tiny_server.engine.tokenizer.decode([77])
+    assert 77 not in ask(logit_bias={"77": 100}, bad_words=[word])
+    pairs = {"logit_bias": {"77": 100}, "temperature": 0, "ignore_eos": True}
+    assert ask(**pairs) == [77] * 8 != ask(**pairs, dry_multiplier=20)
+    for other in ({"mirostat": 2}, {"xtc_probability": 1.0, "xtc_threshold": 0.001}):
+        assert ask(**other) == ask(**other) != plain
+
+
+def test_a_ban_of_everything_is_a_400(tiny_server: Served) -> None:
+    body = {"prompt": "a", "allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}
+    answer = httpx.post(tiny_server.url + COMPLETIONS, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+def test_a_text_may_keep_the_stop_that_ended_it_streamed_or_whole(client: openai.OpenAI, model: str) -> None:
+    text = client.completions.create(model=model, prompt="Once upon", **GREEDY).choices[0].text
+    stop, keep = text[3:5], {"include_stop_str_in_output": True}
+    whole = client.completions.create(model=model, prompt="Once upon", stop=stop, extra_body=keep, **GREEDY)
+    chunks = client.completions.create(
+        model=model, prompt="Once upon", stop=stop, extra_body=keep, stream=True, **GREEDY
+    )
+
+    expected = text[: text.index(stop) + len(stop)]
+    assert whole.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks) == expected

@@ -217,12 +217,13 @@ def test_penalties_are_those_of_their_plain_statement(
         presence_penalty=presence,
         logit_bias=bias,  # type: ignore[arg-type]  # kept as pairs
     )
-    before, penalties = values.copy(), Penalties(params, prompt)
+    penalties = Penalties(params, prompt)
     for token_id in answer:
         penalties.append(token_id)
 
-    np.testing.assert_array_equal(penalties.apply(values), plainly(values, prompt, answer, params))
-    np.testing.assert_array_equal(values, before)
+    adjusted = values.copy()
+    penalties.apply(adjusted)
+    np.testing.assert_array_equal(adjusted, plainly(values, prompt, answer, params))
 
 
 @pytest.mark.oracle
@@ -235,7 +236,8 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     prompt = [5, 7, 7, 99]
     expected = processors.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt]), torch.from_numpy(values)[None])
 
-    adjusted = Penalties(SamplingParams(repetition_penalty=1.3), prompt).apply(values)
+    adjusted = values.copy()
+    Penalties(SamplingParams(repetition_penalty=1.3), prompt).apply(adjusted)
     np.testing.assert_array_equal(adjusted, expected[0].numpy())
 
 

@@ -107,8 +107,10 @@ class EngineLoop:
         """
         try:
             self._scheduler.check(request)
-            text = OutputText(self._tokenizer, request.params.stop)
-            active = _Active(request, sink, text, Sampler(request.params, request.seed, request.prompt_token_ids))
+            params = request.params
+            text = OutputText(self._tokenizer, params.stop, params.include_stop_str_in_output)
+            sampler = Sampler(params, request.seed, request.prompt_token_ids, self._tokenizer)
+            active = _Active(request, sink, text, sampler)
             self._enter(active)
         except (RequestError, QueueFullError):
             with self._door:
@@ -305,7 +307,8 @@ class EngineLoop:
         request.times.first_token_s = request.times.first_token_s or now_s
         request.times.last_token_s = now_s
         is_stop = self._is_stop_token(request, token_id)
-        text, hit = ("", None) if is_stop else active.text.push(token_id)
+        may_stop = len(request.output_token_ids) > request.params.min_tokens
+        text, hit = active.text.push_last(token_id) if is_stop else active.text.push(token_id, may_stop)
         self._tell(active, TokenEvent(request.request_id, token_id, text, logprobs, now_s))
         if is_stop or hit:
             self._finish(active, FinishReason.STOP, stop_string=hit)

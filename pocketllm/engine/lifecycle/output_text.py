@@ -10,16 +10,29 @@ from pocketllm.engine.text.tokenizer import Tokenizer
 class OutputText:
     """Joins the incremental detokenizer and the stop checker; what it returned is never taken back."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], with_stop: bool = False) -> None:
+        """with_stop: the text keeps what ended it, stop string or stop token."""
         # the answer continues the prompt's text: a first space is part of it
         self._detokenizer = Detokenizer(tokenizer, continues=True)
         self._stops = StopChecker(tuple(stops))
+        self._with_stop = with_stop
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
-        """One more token: the text that can be shown now, and the stop string it completed, if any."""
-        return self._stops.push(self._detokenizer.push(token_id))
+    def push(self, token_id: int, may_stop: bool = True) -> tuple[str, str | None]:
+        """One more token: the text that can be shown now, and the stop string it completed, if any.
+
+        A stop string begins after the tokens that may not stop.
+        """
+        text = self._detokenizer.push(token_id)
+        return self._shown(*self._stops.push(text)) if may_stop else (text, None)
+
+    def push_last(self, token_id: int) -> tuple[str, None]:
+        """A stop token, after which nothing comes: its text, where it is to be shown."""
+        return self._detokenizer.push(token_id) if self._with_stop else "", None
 
     def finish(self) -> tuple[str, str | None]:
         """No more tokens: what was held back, and the stop string that the last characters completed, if any."""
-        text, hit = self._stops.push(self._detokenizer.flush())
+        text, hit = self._shown(*self._stops.push(self._detokenizer.flush()))
         return (text, hit) if hit else (text + self._stops.flush(), None)
+
+    def _shown(self, text: str, hit: str | None) -> tuple[str, str | None]:
+        return (text + hit if hit and self._with_stop else text), hit

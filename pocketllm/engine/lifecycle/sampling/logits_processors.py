@@ -1,6 +1,6 @@
 """From logits to the tokens that may be drawn and their weights; numpy, one row at a time.
 
-Order: temperature, top-k, top-p, min-p, typical-p; each filter sees what the one before left. This is the order of
+Order: temperature, top-k, top-p, min-p, typical-p, XTC; each filter sees what the one before left. This is the order of
 transformers' warpers and, as far as they go, of SGLang's sampler; vLLM applies min-p before top-k and has no typical-p,
 and llama.cpp's default chain puts the temperature last, so that its filters see the distribution at temperature 1.
 
@@ -128,3 +128,14 @@ def typical_p(weights: Float32Array, p: float) -> Int64Array:
     order = np.argsort(distance, kind="stable")
     count = min(int(np.searchsorted(np.cumsum(probabilities[order]), p)) + 1, len(order))
     return np.flatnonzero(distance <= distance[order[count - 1]])
+
+
+def without_top_choices(weights: Float32Array, threshold: float) -> Int64Array:
+    """XTC, "exclude top choices" (P. E. Weidmann 2024), as llama.cpp does it: of places at or above a probability of
+    `threshold`, when there are two or more, only the lightest stays, beside all below; the higher place among equals.
+    """
+    reaching_it = np.flatnonzero(weights >= threshold * weights.sum(dtype=np.float64))
+    if len(reaching_it) < 2 or threshold > 0.5:
+        return np.arange(len(weights))
+    lightest = reaching_it[np.argsort(-weights[reaching_it], kind="stable")[-1]]
+    return np.setdiff1d(np.arange(len(weights)), reaching_it[reaching_it != lightest], assume_unique=True)

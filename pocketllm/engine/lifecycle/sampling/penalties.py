@@ -1,4 +1,4 @@
-"""What a request changes in its logits before anything else: bias and penalties; numpy, one row at a time.
+"""What a request changes in its logits before they are filtered: bias and penalties; numpy, one row at a time.
 
 Semantics and order are vLLM's. First `logit_bias` is added; then `repetition_penalty` (Keskar et al. 2019) divides
 logits above 0 and multiplies the others, for every token of prompt and answer; then `frequency_penalty` times the count
@@ -35,9 +35,9 @@ class Penalties:
         has_penalty = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         return has_penalty or bool(params.logit_bias)
 
-    def apply(self, logits: Logits) -> Logits:
-        """The logits to choose from, as a new row. logits: [vocab]."""
-        params, logits = self._params, logits.copy()
+    def apply(self, logits: Logits) -> None:
+        """Change the logits to choose from, in place. logits: [vocab]."""
+        params = self._params
         logits[self._bias_ids] += self._bias
         if params.repetition_penalty != 1.0:
             seen = logits[self._seen_ids]
@@ -45,7 +45,6 @@ class Penalties:
             logits[self._seen_ids] = np.where(seen > 0, seen / factor, seen * factor)
         fall = np.float32(params.frequency_penalty) * self._answer_counts + np.float32(params.presence_penalty)
         logits[self._answer_ids] -= fall
-        return logits
 
     def append(self, token_id: int) -> None:
         """The answer has one more token."""

@@ -5,12 +5,16 @@ neighbors in the batch, and not on having been preempted and recomputed.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
+from pocketllm.engine.lifecycle.sampling.bans import Bans, WordTokenizer
+from pocketllm.engine.lifecycle.sampling.dry import Dry
+from pocketllm.engine.lifecycle.sampling.logits_processors import candidates, relative_weights, without_top_choices
 from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs, token_logprobs
+from pocketllm.engine.lifecycle.sampling.mirostat import Mirostat
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.sampling.penalties import Penalties
 
@@ -18,12 +22,48 @@ STRIDE = 256
 """Weights that are summed before a place among them is looked for."""
 
 
-class Sampler:
-    """One request's sampling: its parameters, its random stream and what it has drawn, kept for the request's life."""
+class Adjustment(Protocol):
+    """Changes one request's logits before they are filtered, knowing the answer so far."""
 
-    def __init__(self, params: SamplingParams, seed: int, prompt_token_ids: Sequence[int] = ()) -> None:
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        """Change a row in place."""
+
+    def append(self, token_id: int) -> None:
+        """The answer has one more token."""
+
+
+def adjustments(
+    params: SamplingParams, prompt_token_ids: Sequence[int], tokenizer: WordTokenizer | None
+) -> list[Adjustment]:
+    """What a request asks for, in the order in which it acts. Raises RequestError for bans that leave no token."""
+    found: list[Adjustment] = []
+    if Bans.are_asked_for(params):
+        assert tokenizer is not None, "bans are made of tokens"
+        found.append(Bans(params, tokenizer))
+    if Penalties.are_asked_for(params):
+        found.append(Penalties(params, prompt_token_ids))
+    if Dry.is_asked_for(params):
+        assert tokenizer is not None, "sequence breakers are texts"
+        found.append(Dry(params, prompt_token_ids, tokenizer))
+    return found
+
+
+class Sampler:
+    """One request's sampling: its parameters, its random stream and what it has drawn, kept for the request's life.
+
+    tokenizer: what `min_tokens`, `bad_words` and DRY need, nothing else. Raises RequestError as `adjustments` does.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: Sequence[int] = (),
+        tokenizer: WordTokenizer | None = None,
+    ) -> None:
         self.params = params
-        self._penalties = Penalties(params, prompt_token_ids) if Penalties.are_asked_for(params) else None
+        self._adjustments = adjustments(params, prompt_token_ids, tokenizer)
+        self._mirostat = Mirostat(params) if params.mirostat else None
         # numpy takes no negative seed: a signed one is read as its 64 bits
         self._random = np.random.Generator(np.random.PCG64(seed % 2**64))
 
@@ -32,22 +72,39 @@ class Sampler:
 
         Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf).
         """
-        adjusted = logits if self._penalties is None else self._penalties.apply(logits)
+        adjusted = logits
+        if self._adjustments:
+            adjusted = logits.copy()
+            for adjustment in self._adjustments:
+                adjustment.apply(adjusted)
         token_id = int(np.argmax(adjusted))  # the first NaN, if there is one; else the lowest id of the largest
         if not np.isfinite(adjusted[token_id]):
             raise FloatingPointError("the model gave logits that are not finite")
         if not self.params.is_greedy:
             token_id = self._draw(adjusted)
-        if self._penalties is not None:
-            self._penalties.append(token_id)
+        for adjustment in self._adjustments:
+            adjustment.append(token_id)
         count = self.params.logprobs
         return token_id, None if count is None else token_logprobs(logits, token_id, count)
 
     def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        if self._mirostat is not None:
+            return self._draw_with(self._mirostat, logits)
         ids, weights = candidates(logits, self.params)
-        # exactly one number of the stream for one token, whatever is kept
+        # one number of the stream for one token, whatever is kept, and one before it where XTC may act
+        if self.params.xtc_probability > 0 and self._random.random() < self.params.xtc_probability:
+            kept = without_top_choices(weights, self.params.xtc_threshold)
+            ids, weights = kept if ids is None else ids[kept], weights[kept]
         place = place_of(weights, self._random.random())
         return place if ids is None else int(ids[place])
+
+    def _draw_with(self, mirostat: Mirostat, logits: npt.NDArray[np.float32]) -> int:
+        weights = relative_weights(logits, float(logits.max()), self.params.temperature)
+        kept = mirostat.keep(weights)
+        some = weights[kept]
+        place = place_of(some, self._random.random())
+        mirostat.drawn(float(some[place]), float(some.sum(dtype=np.float64)))
+        return int(kept[place])
 
 
 def place_of(weights: npt.NDArray[np.float32], share: float) -> int:
