@@ -18,6 +18,7 @@ Append = Callable[[Program, Sequence[int], Sequence[int]], None]
 TOKENS, LOGIT_ROWS = 0, 1
 """Which of a step's counts is a buffer's number of rows; native/runtime/phase.h, `Rows`."""
 LINE_BYTES = 64
+HUGE_PAGE_BYTES = 2 << 20
 
 
 class Field:
@@ -97,8 +98,9 @@ class Captured:
         layout = lay_out(commands, result)
         slot_bytes = [-(-4 * width * max_tokens // LINE_BYTES) * LINE_BYTES for width in layout.widths]
         starts = np.cumsum([0, *slot_bytes])
-        memory = np.empty(int(starts[-1]) + LINE_BYTES, np.uint8)
-        base = -(-memory.ctypes.data // LINE_BYTES) * LINE_BYTES
+        # begun at a huge page, so that two captures of one forward lie alike in the caches: else they differ in speed
+        memory = np.empty(int(starts[-1]) + HUGE_PAGE_BYTES, np.uint8)
+        base = -(-memory.ctypes.data // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         address = {value: base + int(starts[slot]) for value, slot in layout.slot_of.items()}
         self._program = Program(engine, max_tokens)
         self._commands = tuple(commands)  # they hold what the program borrows: caches, matrices, vectors
