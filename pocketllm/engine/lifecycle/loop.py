@@ -25,8 +25,11 @@ from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
 from pocketllm.engine.lifecycle.stats import Counters, LoopStats
+from pocketllm.engine.structured.compiler import GrammarCompiler
+from pocketllm.engine.structured.matcher import Matcher
+from pocketllm.engine.structured.worker import MaskWorker
 from pocketllm.engine.text.tokenizer import Tokenizer
-from pocketllm.errors import QueueFullError, RequestError
+from pocketllm.errors import ConstraintError, QueueFullError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +80,11 @@ class EngineLoop:
         runner: StepRunner,
         tokenizer: Tokenizer,
         num_compiles: Callable[[], int] = lambda: 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """num_compiles: what `LoopStats` says of the backend below the runner."""
+        """num_compiles: what `LoopStats` says of the backend below the runner; grammars: shared with other loops."""
+        self.grammars = grammars or GrammarCompiler(tokenizer)
+        self._masks = MaskWorker()
         self._scheduler = scheduler
         self._num_compiles = num_compiles
         self._runner = runner
@@ -98,6 +104,7 @@ class EngineLoop:
     def check(self, request: Request) -> None:
         """Raise what `submit` would, for a request that can never be served."""
         self._scheduler.check(request)
+        self._matcher(request)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its events go to `sink`.
@@ -108,8 +115,9 @@ class EngineLoop:
         try:
             self._scheduler.check(request)
             params = request.params
-            text = OutputText(self._tokenizer, params.stop, params.include_stop_str_in_output)
-            sampler = Sampler(params, request.seed, request.prompt_token_ids, self._tokenizer)
+            text = OutputText(self._tokenizer, params.stop, params.include_stop_str_in_output, params.markup)
+            matcher = self._matcher(request)
+            sampler = Sampler(params, request.seed, request.prompt_token_ids, self._tokenizer, matcher)
             active = _Active(request, sink, text, sampler)
             self._enter(active)
         except (RequestError, QueueFullError):
@@ -117,6 +125,12 @@ class EngineLoop:
                 self._counters.num_rejected += 1
             raise
         self._inbox.put(_Submit(active))
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        params = request.params
+        if params.constraint is None:
+            return None
+        return self.grammars.matcher(params.constraint, params.stop_token_ids, params.ignore_eos)
 
     def _enter(self, active: _Active) -> None:
         limits = self._scheduler.limits
@@ -213,6 +227,7 @@ class EngineLoop:
             self._stopping.set()
             self._inbox.put(_Wake())
             thread.join()
+        self._masks.close()
 
     # -- the loop's thread -------------------------------------------------------------------------------------------
     def _run_thread(self) -> None:
@@ -265,6 +280,8 @@ class EngineLoop:
         for request in schedule.num_tokens:
             if request.times.scheduled_s is None:
                 request.times.scheduled_s = now_s
+        samplers = [self._active[request.request_id].sampler for request in schedule.num_tokens]
+        self._masks.prefetch(sampler.matcher for sampler in samplers if sampler.matcher is not None)
         try:
             logits = self._runner.run(schedule)
         except Exception as error:
@@ -277,8 +294,9 @@ class EngineLoop:
             try:
                 self._advance(self._active[request.request_id], logits.get(request))
             except Exception as error:
-                log.exception("choosing a token failed; request %s ends", request.request_id)
-                is_known = isinstance(error, FloatingPointError)
+                is_known = isinstance(error, FloatingPointError | ConstraintError)
+                trace = None if isinstance(error, ConstraintError) else error
+                log.error("choosing a token failed (%s); request %s ends", error, request.request_id, exc_info=trace)
                 self._fail([request], str(error) if is_known else f"choosing a token failed ({type(error).__name__})")
 
     def _count(self, schedule: Schedule) -> None:
@@ -306,11 +324,13 @@ class EngineLoop:
         now_s = time.perf_counter()
         request.times.first_token_s = request.times.first_token_s or now_s
         request.times.last_token_s = now_s
-        is_stop = self._is_stop_token(request, token_id)
+        matcher = active.sampler.matcher
+        is_complete = matcher is not None and matcher.is_complete
+        is_stop = self._is_stop_token(request, token_id) or (is_complete and token_id in self._tokenizer.eos_token_ids)
         may_stop = len(request.output_token_ids) > request.params.min_tokens
         text, hit = active.text.push_last(token_id) if is_stop else active.text.push(token_id, may_stop)
         self._tell(active, TokenEvent(request.request_id, token_id, text, logprobs, now_s))
-        if is_stop or hit:
+        if is_stop or hit or is_complete:
             self._finish(active, FinishReason.STOP, stop_string=hit)
         elif len(request.output_token_ids) >= request.max_output_tokens:
             self._finish(active, FinishReason.LENGTH)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pocketllm.engine.chat_formats.markup import Markup, ThoughtGate
 from pocketllm.engine.text.detokenizer import Detokenizer
 from pocketllm.engine.text.stop_strings import StopChecker
 from pocketllm.engine.text.tokenizer import Tokenizer
@@ -10,10 +11,14 @@ from pocketllm.engine.text.tokenizer import Tokenizer
 class OutputText:
     """Joins the incremental detokenizer and the stop checker; what it returned is never taken back."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], with_stop: bool = False) -> None:
-        """with_stop: the text keeps what ended it, stop string or stop token."""
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], with_stop: bool = False, markup: Markup | None = None
+    ) -> None:
+        """with_stop: the text keeps what ended it, stop string or stop token; inside the markup's thought none does."""
+        markup = markup or Markup()
         # the answer continues the prompt's text: a first space is part of it
-        self._detokenizer = Detokenizer(tokenizer, continues=True)
+        self._detokenizer = Detokenizer(tokenizer, continues=True, shown=markup.shown_token_ids)
+        self._gate = ThoughtGate(markup.thought)
         self._stops = StopChecker(tuple(stops))
         self._with_stop = with_stop
 
@@ -22,8 +27,9 @@ class OutputText:
 
         A stop string begins after the tokens that may not stop.
         """
-        text = self._detokenizer.push(token_id)
-        return self._shown(*self._stops.push(text)) if may_stop else (text, None)
+        thought, text = self._gate.push(self._detokenizer.push(token_id))
+        passed, hit = self._shown(*self._stops.push(text)) if may_stop else (text, None)
+        return thought + passed, hit
 
     def push_last(self, token_id: int) -> tuple[str, None]:
         """A stop token, after which nothing comes: its text, where it is to be shown."""
@@ -31,8 +37,9 @@ class OutputText:
 
     def finish(self) -> tuple[str, str | None]:
         """No more tokens: what was held back, and the stop string that the last characters completed, if any."""
-        text, hit = self._shown(*self._stops.push(self._detokenizer.flush()))
-        return (text, hit) if hit else (text + self._stops.flush(), None)
+        thought, text = self._gate.push(self._detokenizer.flush())
+        passed, hit = self._shown(*self._stops.push(text + self._gate.flush()))
+        return thought + passed + ("" if hit else self._stops.flush()), hit
 
     def _shown(self, text: str, hit: str | None) -> tuple[str, str | None]:
         return (text + hit if hit and self._with_stop else text), hit

@@ -98,7 +98,8 @@ class GrammarCompiler:
         try:
             allowed = Matcher(automaton, self._num_words, ends).allowed()
         except ConstraintError as error:
-            self._check(automaton, constraint)
+            if not automaton.get_error().startswith("NoExtension"):
+                self._check(automaton, constraint)
             raise refusal(constraint, "it matches no text that this vocabulary can spell") from error
         if allowed.sum() == allowed[sorted(ends)].sum():
             raise refusal(constraint, "it matches nothing but the empty text")

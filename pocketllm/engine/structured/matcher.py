@@ -97,6 +97,6 @@ class Matcher:
     def _dead_end(self) -> str:
         self._on_failure()
         reason = self._automaton.stop_reason()
-        if reason in ("ParserTooComplex", "LexerTooComplex", "InternalError"):
+        if reason in ("ParserTooComplex", "LexerTooComplex"):
             return f"the grammar became too complex to follow ({reason}): simplify it"
         return "the grammar allows no further token, and the answer is not complete: nothing can obey it from here"

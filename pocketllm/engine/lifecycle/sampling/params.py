@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pocketllm.engine.chat_formats.markup import Markup
+from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -97,6 +99,11 @@ class SamplingParams:
     """How many alternatives to report with each token, 0…20; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every token of the prompt but its first; the prefix cache is then not read."""
+    constraint: Constraint | None = None
+    """What the answer must obey. A stop string or the token limit may cut it short; stop tokens end it only where the
+    grammar lets it end, with `ignore_eos` only where nothing else may follow."""
+    markup: Markup | None = None
+    """Control tokens that stay in the text, and the thought inside which stop strings do not count."""
 
     def __post_init__(self) -> None:
         for name in (*TEXTS, "stop_token_ids", "allowed_token_ids"):

@@ -17,6 +17,8 @@ from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs, token_lo
 from pocketllm.engine.lifecycle.sampling.mirostat import Mirostat
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.sampling.penalties import Penalties
+from pocketllm.engine.structured.matcher import Matcher
+from pocketllm.errors import ConstraintError
 
 STRIDE = 256
 """Weights that are summed before a place among them is looked for."""
@@ -51,7 +53,8 @@ def adjustments(
 class Sampler:
     """One request's sampling: its parameters, its random stream and what it has drawn, kept for the request's life.
 
-    tokenizer: what `min_tokens`, `bad_words` and DRY need, nothing else. Raises RequestError as `adjustments` does.
+    tokenizer: what `min_tokens`, `bad_words` and DRY need, nothing else; matcher: of `params.constraint`, if there is
+    one. Raises RequestError as `adjustments` does.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Sampler:
         seed: int,
         prompt_token_ids: Sequence[int] = (),
         tokenizer: WordTokenizer | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         self.params = params
+        self.matcher = matcher
         self._adjustments = adjustments(params, prompt_token_ids, tokenizer)
         self._mirostat = Mirostat(params) if params.mirostat else None
         # numpy takes no negative seed: a signed one is read as its 64 bits
@@ -70,20 +75,27 @@ class Sampler:
     def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
         """The next token and, when asked for, its log-probabilities. logits: [vocab].
 
-        Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf).
+        Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf), and
+        ConstraintError when the constraint leaves no token.
         """
         adjusted = logits
         if self._adjustments:
             adjusted = logits.copy()
             for adjustment in self._adjustments:
                 adjustment.apply(adjusted)
+        if self.matcher is not None:
+            adjusted = self.matcher.apply(adjusted)
         token_id = int(np.argmax(adjusted))  # the first NaN, if there is one; else the lowest id of the largest
         if not np.isfinite(adjusted[token_id]):
+            if self.matcher is not None and np.isfinite(logits.max()):
+                raise ConstraintError("the grammar allows only tokens that the request's other fields ban")
             raise FloatingPointError("the model gave logits that are not finite")
         if not self.params.is_greedy:
             token_id = self._draw(adjusted)
         for adjustment in self._adjustments:
             adjustment.append(token_id)
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         count = self.params.logprobs
         return token_id, None if count is None else token_logprobs(logits, token_id, count)
 
