@@ -26,10 +26,10 @@ class ScriptedTokenizer:
     vocab_size = VOCABULARY
     strips_first_space = False
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(token_id for token_id in ids if token_id != END).decode(errors="replace")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return list(text.encode())
 
     def encode_rendered(self, text: str) -> list[int]:
@@ -48,10 +48,15 @@ class ScriptedTokenizer:
 class ScriptedTemplate:
     """Renders `role: content` lines; refuses a conversation that begins with the assistant."""
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **kwargs: object
+    ) -> str:
         if messages[0]["role"] == "assistant":
             raise RequestError("conversation roles must alternate", param="messages")
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+    def render_continued(self, messages: Sequence[dict[str, str]], **kwargs: object) -> str:
+        return self.render(messages)[:-1]
 
 
 def held_back(data: bytes) -> list[str]:

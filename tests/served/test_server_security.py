@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.settings import ServerSettings, is_loopback, read_api_keys
+from pocketllm.engine.serving.text_routes import NOT_SERVED
 from pocketllm.errors import OptionError
 from tests.served.conftest import Served
 from tests.served.scripted import ScriptedEngine
@@ -29,7 +30,8 @@ def guarded() -> Served:
 
 def routes() -> list[str]:
     app = create_app(ScriptedEngine(), ServerSettings())
-    return [route.path.replace("{name:path}", "scripted") for route in app.routes if isinstance(route, Route)]
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    return [path.replace("{name:path}", "scripted").replace("{rest:path}", "x") for path in paths]
 
 
 VARIANTS = ["{}", "/{}", "{}/", "/v1/..{}", "/health/..{}", "{}%2f", "{}?x=/health", "/health//..{}", "{};/health"]
@@ -71,6 +73,14 @@ def test_the_routes_that_exist_are_the_ones_the_test_above_knows() -> None:
         "/v1/models/scripted",
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/requests/scripted/cancel",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        *(f"/v1/{first}{rest}" for first in NOT_SERVED for rest in ("", "/x")),
         "/health",
         "/ready",
         "/metrics",
@@ -104,6 +114,18 @@ def test_anything_else_does_not_open(guarded: Served, value: str) -> None:
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_may_come_the_way_anthropics_client_sends_it(guarded: Served) -> None:
+    def status(**headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return guarded.client.post("/v1/completions", json=BODY, headers=named).status_code
+
+    assert status(x_api_key="first-key") == 200
+    assert status(x_api_key="wrong") == 401
+    assert status(x_api_key="first-key", authorization="Bearer wrong") == 401
+    refused = guarded.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+    assert refused.json()["error"]["type"] == "authentication_error"
 
 
 def test_two_keys_in_one_request_do_not_open(guarded: Served) -> None:

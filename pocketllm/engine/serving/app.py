@@ -1,11 +1,12 @@
-"""The routes: /v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /reset_prefix_cache."""
+"""The routes, and what they share."""
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from pocketllm.engine.serving import metrics
 from pocketllm.engine.serving.body import parse_object, read_body
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation, Postbox
+from pocketllm.engine.serving.calls import READERS, Call, streamed, whole
 from pocketllm.engine.serving.failures import (
     Failure,
     RefusedError,
@@ -25,14 +27,17 @@ from pocketllm.engine.serving.failures import (
     unavailable,
 )
 from pocketllm.engine.serving.logprobs import Speller
-from pocketllm.engine.serving.prompts import Choice, chat_choices, completion_choices
-from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody, validate
+from pocketllm.engine.serving.prompts import Choice
+from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
 from pocketllm.engine.serving.security import Gatekeeper, RequestIds
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
-from pocketllm.engine.serving.stream import EventStream, Reply, collect
+from pocketllm.engine.serving.stream import EventStream, Reply
+from pocketllm.engine.serving.text_routes import NOT_SERVED, TEXT_ROUTES, not_served
 from pocketllm.errors import PocketLLMError, QueueFullError, RequestError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LARGE_BODY = 16 * 2**10
 """Bodies above this many bytes are read on a thread, so that other streams keep flowing."""
@@ -102,12 +107,19 @@ class Server:
             "plan": engine.plan.as_dict(),  # so that a benchmark by URL can record what really ran
         }
 
-    def begin(self, body: GenerationBody, choices: list[Choice], model: str) -> tuple[Generation, Reply]:
+    def named(self, document: Mapping[str, Any]) -> str:
+        """The name to report for a body; raises RefusedError (404) for a model that is not served."""
+        model = document.get("model")
+        return self.check_model(model) if model is None or isinstance(model, str) else ""
+
+    def begin(
+        self, body: GenerationBody, choices: list[Choice], model: str, request_id: str
+    ) -> tuple[Generation, Reply]:
         """Submit a call's requests, all or none; what the engine refuses is raised before anything is sent."""
         engine, counts = self.serving()
         is_chat = isinstance(body, ChatBody)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        generation = Generation(name, choices, engine.loop, self.postbox, bool(body.stream))
+        generation = Generation(name, choices, engine.loop, self.postbox, bool(body.stream), request_id)
         try:
             generation.submit(counts.observer)
         except QueueFullError:
@@ -116,41 +128,59 @@ class Server:
         self.in_flight.add(generation)
         return generation, Reply(generation, body, model, self._spellers[is_chat])
 
+    def cancel(self, name: str) -> int:
+        """End the calls of this X-Request-Id, or the one whose answer has this id; how many there were."""
+        named = [one for one in self.in_flight if name in (one.id, one.request_id)]
+        for generation in named:
+            generation.cancel()
+        return len(named)
+
     def end(self, generation: Generation) -> None:
         """A call is over, whatever became of it."""
         self.in_flight.discard(generation)
 
 
-async def answer(server: Server, request: Request, kind: type[ChatBody] | type[CompletionBody]) -> Response:
+async def read_document(server: Server, request: Request) -> tuple[dict[str, Any], bool]:
+    """The JSON object of a body, and whether it is large. Raises RequestError, or RefusedError (413)."""
+    data = await read_body(request, server.settings.max_body_bytes)
+    is_large = len(data) > LARGE_BODY
+    return (await asyncio.to_thread(parse_object, data) if is_large else parse_object(data)), is_large
+
+
+async def aside(is_large: bool, make: Callable[[], T]) -> T:
+    """What `make` gives; on a thread where it may take long, so that other streams keep flowing."""
+    return await asyncio.to_thread(make) if is_large else make()
+
+
+async def answer(server: Server, request: Request, read: Callable[[Mapping[str, Any]], Call]) -> Response:
     """One generation call, from its bytes to its answer or its stream."""
     engine, _ = server.serving()
-    data = await read_body(request, server.settings.max_body_bytes)
+    document, is_large = await read_document(server, request)
+    name = server.named(document)
 
-    def prepare() -> tuple[GenerationBody, list[Choice], str]:
-        document = parse_object(data)
-        model = document.get("model")
-        name = server.check_model(model) if model is None or isinstance(model, str) else ""
-        body = validate(kind, document)
-        if isinstance(body, ChatBody):
-            return body, chat_choices(engine, body), name
-        assert isinstance(body, CompletionBody)
-        return body, completion_choices(engine, body), name
+    def prepare() -> tuple[Call, list[Choice]]:
+        call = read(document)
+        return call, call.choices(engine)
 
-    body, choices, name = await asyncio.to_thread(prepare) if len(data) > LARGE_BODY else prepare()
-    generation, reply = server.begin(body, choices, name)
+    call, choices = await aside(is_large, prepare)
+    writer = call.make_writer(name, choices) if call.make_writer else None
+    generation, reply = server.begin(call.body, choices, name, request.state.request_id)
 
     def on_end() -> None:
         server.end(generation)
 
-    if body.stream:
-        return EventStream(generation, reply, lambda error: crash(request.state.request_id, error), on_end)
+    def on_crash(error: Exception) -> Failure:
+        return crash(request.state.request_id, error)
+
+    if call.body.stream:
+        return EventStream(generation, streamed(generation, reply, writer, on_crash), on_end)
     try:
         async with DisconnectWatch(generation, request.receive):
-            document = await collect(generation, reply)
+            answered = await whole(generation, reply, writer)
             is_answered = not generation.is_abandoned
     finally:
         on_end()
-    return json_response(document) if is_answered else Response(status_code=499)
+    return json_response(answered) if is_answered else Response(status_code=499)
 
 
 def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI:
@@ -167,6 +197,7 @@ def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI
     add_probes(app, server)
     add_models(app, server)
     add_generation(app, server)
+    add_texts(app, server)
     app.add_middleware(Gatekeeper, settings=settings)
     app.add_middleware(RequestIds)
     if engine is not None:
@@ -175,15 +206,61 @@ def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI
 
 
 def add_generation(app: FastAPI, server: Server) -> None:
-    """The two endpoints that generate."""
+    """The endpoints that generate, and how a request is ended from elsewhere."""
+    for path, read in READERS.items():
+        app.add_api_route(path, generation_route(server, read), methods=["POST"], response_model=None)
 
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request) -> Response:
-        return await answer(server, request, ChatBody)
+    @app.post("/v1/requests/{name:path}/cancel", response_model=None)
+    async def cancel(name: str) -> Response:
+        num_cancelled = server.cancel(name)
+        if not num_cancelled:
+            message = f"no request {name[:100]!r} is running: give the X-Request-Id or the id of an answer that is"
+            return Failure(404, message, code="request_not_found").response()
+        return json_response({"id": name, "cancelled": num_cancelled})
 
-    @app.post("/v1/completions", response_model=None)
-    async def complete(request: Request) -> Response:
-        return await answer(server, request, CompletionBody)
+
+def generation_route(
+    server: Server, read: Callable[[Mapping[str, Any]], Call]
+) -> Callable[[Request], Awaitable[Response]]:
+    """What answers one of READERS' addresses."""
+
+    async def route(request: Request) -> Response:
+        return await answer(server, request, read)
+
+    return route
+
+
+def add_texts(app: FastAPI, server: Server) -> None:
+    """What is answered without generating, and what is not served at all."""
+    for path, make in TEXT_ROUTES.items():
+        app.add_api_route(path, text_route(server, make), methods=["POST"], response_model=None)
+    for first, what in NOT_SERVED.items():
+        refuse = not_served_route(what)
+        for path in (f"/v1/{first}", f"/v1/{first}/{{rest:path}}"):
+            app.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], response_model=None)
+
+
+def text_route(
+    server: Server, make: Callable[[ServedEngine, dict[str, Any]], dict[str, Any]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """What answers one of TEXT_ROUTES' addresses."""
+
+    async def route(request: Request) -> Response:
+        engine, _ = server.serving()
+        document, is_large = await read_document(server, request)
+        server.named(document)
+        return json_response(await aside(is_large, lambda: make(engine, document)))
+
+    return route
+
+
+def not_served_route(what: str) -> Callable[[Request], Awaitable[Response]]:
+    """What answers an address of an API that is not served."""
+
+    async def route(request: Request) -> Response:
+        return not_served(what).response()
+
+    return route
 
 
 def add_models(app: FastAPI, server: Server) -> None:
@@ -231,12 +308,12 @@ def add_failures(app: FastAPI, server: Server) -> None:
     def refuse(request: Request, error: Exception) -> Response:
         match error:
             case RefusedError(failure=failure):
-                return failure.response()
+                return failure.response(request.url.path)
             case HTTPException(status_code=status):
                 kind = "invalid_request_error"
                 message = f"{request.method[:20]} {request.url.path[:200]!r} is not served here"
                 code = "method_not_allowed" if status == 405 else "not_found" if status == 404 else None
-                return Failure(status, message, kind, code=code, headers=error.headers or {}).response()
+                return Failure(status, message, kind, code=code, headers=error.headers or {}).response(request.url.path)
             case ClientDisconnect():
                 return Response(status_code=499)
             case PocketLLMError():
@@ -245,7 +322,7 @@ def add_failures(app: FastAPI, server: Server) -> None:
                     log.error("a request was refused by the server's own state: %s", error)
                 if isinstance(error, RequestError) and server.metrics is not None:
                     server.metrics.reject("invalid")
-                return failure.response()
+                return failure.response(request.url.path)
             case _:
                 raise error
 

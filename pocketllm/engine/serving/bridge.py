@@ -76,8 +76,10 @@ class Generation:
         engine_loop: ServedLoop,
         postbox: Postbox,
         is_streamed: bool,
+        request_id: str = "",
     ) -> None:
         self.id = generation_id
+        self.request_id = request_id
         self.choices = tuple(choices)
         self.is_abandoned = False
         self.is_streamed = is_streamed

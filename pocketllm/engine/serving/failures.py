@@ -16,6 +16,17 @@ RETRY_AFTER_S = 1
 MAX_MESSAGE = 2000
 
 
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
 @dataclass(frozen=True)
 class Failure:
     """One refusal: an HTTP status and the four fields clients read."""
@@ -32,9 +43,15 @@ class Failure:
         message = printable(self.message)
         return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The error as a whole HTTP answer."""
-        return json_response(self.body(), self.status, self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error document of Anthropic's API."""
+        kind = ANTHROPIC_KINDS.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": printable(self.message)}}
+
+    def response(self, path: str = "") -> Response:
+        """The error as a whole HTTP answer, in the shape that clients of `path` read."""
+        body = self.anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body()
+        return json_response(body, self.status, self.headers)
 
 
 class RefusedError(Exception):

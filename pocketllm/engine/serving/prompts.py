@@ -53,13 +53,24 @@ class Choice:
 
 def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
     """The choices of a chat body, its messages rendered by the checkpoint's own template. Raises RequestError."""
-    if engine.chat_template is None:
+    return choices(engine, body, [engine.tokenizer.encode_rendered(rendered(engine, body))], "messages")
+
+
+def rendered(engine: ServedEngine, body: ChatBody) -> str:
+    """A conversation as the template writes it. Raises RequestError, also for what can never fit the context."""
+    template = engine.chat_template
+    if template is None:
         raise RequestError(
             "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
         )
-    text = engine.chat_template.render([message.as_dict() for message in body.messages])
+    messages = [message.as_dict() for message in body.messages]
+    if body.continue_final_message:
+        text = template.render_continued(messages, **body.template_arguments)
+    else:
+        has_turn = body.add_generation_prompt is not False
+        text = template.render(messages, add_generation_prompt=has_turn, **body.template_arguments)
     refuse_hopeless(engine, text, "messages")
-    return choices(engine, body, [engine.tokenizer.encode_rendered(text)], "messages")
+    return text
 
 
 def completion_choices(engine: ServedEngine, body: CompletionBody) -> list[Choice]:

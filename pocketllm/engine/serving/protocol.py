@@ -24,11 +24,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 INERT = frozenset({"user", "store", "metadata", "service_tier"})
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
     "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -41,6 +38,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
+
+RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"tool_calls": ([],), "annotations": ([],)}
 
@@ -132,12 +131,11 @@ class StreamOptions(Strict):
     """What a stream says beside its chunks."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
     @model_validator(mode="after")
     def refuse_extras(self) -> "StreamOptions":
-        check_extras(
-            self.model_extra or {}, {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}, frozenset()
-        )
+        check_extras(self.model_extra or {}, {"include_obfuscation": (False,)}, frozenset())
         return self
 
 
@@ -220,6 +218,11 @@ class GenerationBody(Strict):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk tells how many tokens there are by then, as vLLM's can."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
 
@@ -241,6 +244,10 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -251,7 +258,18 @@ class ChatBody(GenerationBody):
             raise ValueError("messages is empty")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        taken = RENDER_ARGUMENTS.intersection(self.chat_template_kwargs or {})
+        if taken:
+            raise ValueError(f"chat_template_kwargs cannot hold {min(taken)!r}: the request has a field for it")
         return self
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Variables for the template; one that it does not read changes nothing."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
 
     @property
     def token_limit(self) -> int | None:

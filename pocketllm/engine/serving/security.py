@@ -18,7 +18,7 @@ MAX_REQUEST_ID = 128
 
 NO_KEY = Failure(
     401,
-    "this server asks for an API key: send `Authorization: Bearer KEY`",
+    "this server asks for an API key: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
     "authentication_error",
     code="invalid_api_key",
     headers={"www-authenticate": "Bearer"},
@@ -53,7 +53,7 @@ class Gatekeeper:
         if failure is None:
             await self._app(scope, receive, send)
         else:
-            await failure.response()(scope, receive, send)
+            await failure.response(scope["path"])(scope, receive, send)
 
     def refusal(self, scope: Scope) -> Failure | None:
         """Why this request goes no further; None: it may."""
@@ -65,7 +65,7 @@ class Gatekeeper:
             return (
                 WRONG_ORIGIN  # a page can post without a preflight; it could not read the answer, but would get it run
             )
-        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(headers.getlist("authorization")):
+        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
             return NO_KEY
         return None
 
@@ -73,14 +73,18 @@ class Gatekeeper:
         name = host_name(host)
         return is_loopback(name) or name in self._settings.allowed_hosts
 
-    def _has_key(self, values: list[str]) -> bool:
-        if len(values) != 1:
-            return False
-        scheme, _, key = values[0].partition(" ")
-        given = digest(key.strip())
-        # every key is compared, in constant time: the time tells neither which key nor how much of it was right
+    def _has_key(self, headers: Headers) -> bool:
+        """Whether every key that is shown is one of ours, and there is one."""
+        shown = [value.partition(" ") for value in headers.getlist("authorization")]
+        keys = [key.strip() if scheme.lower() == "bearer" else "" for scheme, _, key in shown]
+        keys += headers.getlist("x-api-key")  # Anthropic's way
+        return bool(keys) and all(map(self._is_key, keys))
+
+    def _is_key(self, key: str) -> bool:
+        given = digest(key)
+        # every known key is compared, in constant time: the time tells neither which one nor how much of it was right
         matches = [hmac.compare_digest(given, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
 
 def digest(key: str) -> bytes:
@@ -134,7 +138,7 @@ class RequestIds:
         except Exception as error:
             if is_started:
                 raise
-            await crash(request_id, error).response()(scope, receive, send_with_id)
+            await crash(request_id, error).response(scope["path"])(scope, receive, send_with_id)
 
 
 def clean_request_id(given: str | None) -> str:

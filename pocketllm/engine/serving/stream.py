@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, TokenEvent
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, Request, TokenEvent
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
 from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unavailable
 from pocketllm.engine.serving.logprobs import (
@@ -80,6 +80,11 @@ class Reply:
             counter = self._offsets[index] = OffsetCounter(self._speller.strips_first_space)
             piece.reports = prompt_reports(request, counter, self._speller)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a chunk of a choice that has begun carries its text and nothing else."""
+        return not (self.with_ids or self.body.has_running_usage) and self.body.num_logprobs is None
+
     def prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
         """What was asked to be told of the prompt of choice `index`."""
         count = self.body.prompt_logprobs
@@ -106,7 +111,7 @@ class Reply:
         """An answer, or with `chunk` one part of it, around its choices."""
         kind = ("chat.completion" + ".chunk" * chunk) if self.is_chat else "text_completion"
         head = {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
-        if chunk and not self.body.includes_usage:
+        if chunk and not self.body.includes_usage and usage is None:
             return head
         return head | {"usage": None if usage is None else usage.as_dict()}
 
@@ -125,6 +130,12 @@ class Usage:
         if is_first_of_prompt:
             self.prompt_tokens += event.num_prompt_tokens
             self.cached_tokens += event.num_cached_tokens
+
+    def see(self, request: Request, event: Event) -> None:
+        """Count what has come of one choice by now."""
+        self.prompt_tokens = len(request.prompt_token_ids)
+        self.cached_tokens = request.num_cached_tokens
+        self.completion_tokens += isinstance(event, TokenEvent)
 
     def as_dict(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
@@ -178,7 +189,8 @@ class Chunks:
         self._generation = generation
         self._reply = reply
         self._opened: set[int] = set()
-        self._usage = Usage()
+        self.usage = Usage()
+        self._running: dict[int, Usage] = {}
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def of(self, index: int, event: Event) -> list[bytes]:
@@ -186,8 +198,8 @@ class Chunks:
         if index in self._frames and isinstance(event, TokenEvent):
             before, after = self._frames[index]
             return [before + json.dumps(event.text).encode("ascii") + after] if event.text else []
-        chunks = [as_event(chunk) for chunk in self._documents(index, event)]
-        if index in self._opened and not self._reply.with_ids and self._reply.body.num_logprobs is None:
+        chunks = [as_event(chunk) for chunk in self.documents(index, event)]
+        if index in self._opened and self._reply.is_plain:
             self._frames[index] = self._frame(index)
         return chunks
 
@@ -197,8 +209,10 @@ class Chunks:
         before, _, after = chunk.partition(json.dumps(MARK).encode("ascii"))
         return before, after
 
-    def _documents(self, index: int, event: Event) -> list[dict[str, Any]]:
+    def documents(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """What one event becomes, before it is written."""
         reply = self._reply
+        self._running.setdefault(index, Usage()).see(self._generation.requests[index], event)
         chunks = []
         if reply.is_chat and index not in self._opened:
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, Piece()))
@@ -207,7 +221,7 @@ class Chunks:
         if piece.text or piece.reports or (piece.token_ids and reply.with_ids):
             chunks.append(self._chunk(index, {"content": piece.text}, piece))
         if isinstance(event, FinishEvent):
-            self._usage.add(event, index % reply.body.num_choices == 0)
+            self.usage.add(event, index % reply.body.num_choices == 0)
             chunks.append(self._chunk(index, {}, Piece(), reason))
         return chunks
 
@@ -215,7 +229,7 @@ class Chunks:
         """The usage chunk, when it was asked for."""
         if not self._reply.body.includes_usage:
             return []
-        return [as_event(self._reply.document([], self._usage, chunk=True))]
+        return [as_event(self._reply.document([], self.usage, chunk=True))]
 
     def _chunk(self, index: int, delta: dict[str, str], piece: Piece, reason: str | None = None) -> dict[str, Any]:
         reply = self._reply
@@ -226,12 +240,17 @@ class Chunks:
             if index not in self._opened:
                 choice["prompt_token_ids"] = list(self._generation.choices[index].prompt_token_ids)
         self._opened.add(index)
-        return reply.document([choice], None, chunk=True)
+        return reply.document([choice], self._running[index] if reply.body.has_running_usage else None, chunk=True)
 
 
 def as_event(document: dict[str, Any]) -> bytes:
     """One server-sent event. ASCII: naive readers split lines at U+2028 and its kin."""
     return b"data: " + json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+def named_event(name: str, document: dict[str, Any]) -> bytes:
+    """One server-sent event that carries its name."""
+    return b"event: " + name.encode("ascii") + b"\n" + as_event(document)
 
 
 async def event_bytes(
@@ -262,17 +281,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        generation: Generation,
-        reply: Reply,
-        on_crash: Callable[[Exception], Failure],
-        on_end: Callable[[], None],
-    ) -> None:
+    def __init__(self, generation: Generation, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._events = event_bytes(generation, reply, on_crash)
+        self._events = events
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

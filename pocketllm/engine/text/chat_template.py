@@ -11,6 +11,9 @@ from pocketllm.engine.text.token_scanner import TokenScanner
 from pocketllm.engine.text.vocabulary import TokenType, read_tokens
 from pocketllm.errors import CheckpointError, RequestError
 
+STAND_IN = "\ufdd1the text to be continued\ufdd1"
+"""Stands for a message's text while a template is rendered; U+FDD1 is a noncharacter, which no text should hold."""
+
 
 class ChatTemplate:
     """One template, compiled once; rendering is safe in any thread.
@@ -86,6 +89,30 @@ class ChatTemplate:
                 except TypeError:
                     pass
             raise _failed(error) from error
+
+    def render_continued(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        """The prompt of a conversation whose last message is to be continued: it ends in exactly that message's text.
+
+        Arguments and errors are `render`'s; RequestError too where the last message is not the assistant's, or where
+        the template does not write its text as it stands.
+        """
+        messages = [dict(message) for message in messages]
+        if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
+            raise RequestError(
+                "continue_final_message needs a last message of the assistant, with content and without tool calls",
+                param="messages",
+            )
+        [last] = message_rules.normalize(messages[-1:])
+        # a stand-in shows where the text goes, whatever the template trims from it or writes after it
+        text = self.render(
+            [*messages[:-1], messages[-1] | {"content": STAND_IN}], add_generation_prompt=False, **kwargs
+        )
+        before, *after = text.split(STAND_IN)
+        if len(after) != 1:
+            raise RequestError(
+                "the checkpoint's chat template does not let a last message be continued", param="messages"
+            )
+        return before + str(self._protected(last["content"]))
 
     def _run(
         self, variables: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool
