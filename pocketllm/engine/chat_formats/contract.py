@@ -1,7 +1,7 @@
 """What a chat format is: how it is recognized, how its answers are read, and how a call is spelled in it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pocketllm.engine.chat_formats.grammar import Lark
@@ -54,8 +54,9 @@ class ChatFormat:
     """How a thought may be marked; the first one whose end the template holds."""
     reads_thought: bool = False
     """Whether `read` reads thoughts itself, wherever they stand."""
-    preface: Callable[[Lark], str] | None = field(default=None)
-    """What may, or must, stand before an answer that is held to a grammar, as a Lark rule; None: only a thought."""
+    preface: Callable[[Lark, bool], str] | None = None
+    """What may, or must, stand before an answer that is held to a grammar, or (True) before a call, in Lark; None: only
+    a thought."""
 
 
 def call_grammar(chat_format: ChatFormat, tools: Sequence[Tool], lark: Lark, *, allows_parallel: bool) -> str:

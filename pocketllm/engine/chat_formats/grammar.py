@@ -14,7 +14,7 @@ class Lark:
     """Rules under way. control_ids: spelling → id of the control tokens that texts may hold."""
 
     def __init__(self, control_ids: Mapping[str, int]) -> None:
-        self._ids = dict(control_ids)
+        self.control_ids = self._ids = dict(control_ids)
         spellings = sorted(control_ids, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
         self._rules: list[str] = []

@@ -19,9 +19,6 @@ WHITESPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 """Between the tokens of JSON: a line end with its indent, or up to two blanks. Unbounded, weak models fill the rest of
 an answer with blanks."""
 
-ANSWER = "answer"
-"""The name of a constraint's own grammar where a preface stands before it."""
-
 
 @dataclass(frozen=True)
 class Constraint:
@@ -29,8 +26,8 @@ class Constraint:
 
     kind: str
     """json_object, json_schema, regex, choice, gbnf, lark or tools: for messages and metrics."""
-    body: str = field(repr=False)
-    """One grammar of llguidance, as JSON: {"lark_grammar": …} or {"json_schema": …}."""
+    bodies: tuple[str, ...] = field(repr=False)
+    """Grammars of llguidance as JSON, {"lark_grammar": …} or {"json_schema": …}: the text obeys one of them."""
     param: str = "structured_outputs"
     preface: str = field(default="", repr=False)
     """Lark rules of what may stand before it, `preface` among them."""
@@ -38,15 +35,20 @@ class Constraint:
     @property
     def grammar(self) -> str:
         """The whole as llguidance's JSON."""
-        if not self.preface:
-            return f'{{"grammars":[{self.body}]}}'
-        outer = json.dumps({"lark_grammar": f"start: preface @{ANSWER}\n{self.preface}"})
-        named = json.dumps({"name": ANSWER, **json.loads(self.body)})
-        return f'{{"grammars":[{outer},{named}]}}'
+        if not self.preface and len(self.bodies) == 1:
+            return f'{{"grammars":[{self.bodies[0]}]}}'
+        named = {f"answer_{number}": json.loads(body) for number, body in enumerate(self.bodies)}
+        start = f"start: {'preface ' * bool(self.preface)}({' | '.join(f'@{name}' for name in named)})"
+        outer = {"lark_grammar": f"{start}\n{self.preface}"}
+        return json.dumps({"grammars": [outer, *({"name": name, **body} for name, body in named.items())]})
 
     def after(self, preface: str) -> "Constraint":
-        """The same after a preface, such as a model's reasoning."""
+        """The same after a preface, such as a model's reasoning; "" is none."""
         return replace(self, preface=preface)
+
+    def or_else(self, other: "Constraint") -> "Constraint":
+        """What obeys either one."""
+        return replace(self, bodies=self.bodies + other.bodies)
 
 
 def json_object(param: str = "response_format") -> Constraint:
@@ -69,7 +71,7 @@ def json_schema(schema: Any, param: str = "response_format") -> Constraint:
     # replaces options that a schema brings itself: `lenient` would let unknown keywords pass
     options = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
     body = json.dumps({"json_schema": {**schema, "x-guidance": options}}, ensure_ascii=False)
-    return Constraint("json_schema", sized(body, param), param)
+    return Constraint("json_schema", (sized(body, param),), param)
 
 
 def regex(pattern: Any, param: str = "structured_outputs") -> Constraint:
@@ -80,7 +82,7 @@ def regex(pattern: Any, param: str = "structured_outputs") -> Constraint:
     text = source_text(pattern, "regex", param).removeprefix("^")
     if text.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", text):
         text = text[:-1]
-    return Constraint("regex", json.dumps({"lark_grammar": f"start: /{regex_to_lark(text, 'd')}/"}), param)
+    return lark(f"start: /{regex_to_lark(text, 'd')}/", param, "regex")
 
 
 def choice(options: Any, param: str = "structured_outputs") -> Constraint:
@@ -93,7 +95,7 @@ def choice(options: Any, param: str = "structured_outputs") -> Constraint:
         if not isinstance(option, str) or not option:
             raise RequestError(f"{param}: choice {number} must be a text of one or more characters", param=param)
     pattern = "|".join(map(escaped, options))
-    return Constraint("choice", json.dumps({"lark_grammar": f"start: /{sized(pattern, param)}/"}), param)
+    return lark(f"start: /{sized(pattern, param)}/", param, "choice")
 
 
 def escaped(text: str) -> str:
@@ -105,8 +107,13 @@ def grammar(text: Any, param: str = "structured_outputs") -> Constraint:
     """Text of a grammar: Lark where it defines `start`, otherwise GBNF, whose first rule is `root`."""
     source = source_text(text, "grammar", param)
     if re.search(r"^\s*(%llguidance\b|\??start\b[^:\n]*:(?!:))", source, flags=re.MULTILINE):
-        return Constraint("lark", json.dumps({"lark_grammar": source}), param)
+        return lark(source, param)
     return gbnf(source, param)
+
+
+def lark(source: str, param: str, kind: str = "lark") -> Constraint:
+    """Text of a Lark grammar, whose first rule is `start`."""
+    return Constraint(kind, (json.dumps({"lark_grammar": source}),), param)
 
 
 def gbnf(text: Any, param: str = "grammar") -> Constraint:
@@ -115,13 +122,13 @@ def gbnf(text: Any, param: str = "grammar") -> Constraint:
 
     source = source_text(text, "grammar", param)
     try:
-        lark = gbnf_to_lark(plain_escapes(source))
+        converted = gbnf_to_lark(plain_escapes(source))
     except RecursionError as error:
         raise RequestError(f"{param}: the grammar nests too deep", param=param) from error
     except Exception as error:  # the converter raises plain Exceptions, and IndexErrors
         detail = str(error) or "it ends too early"
         raise RequestError(f"{param}: the GBNF grammar cannot be read: {detail}"[:1000], param=param) from error
-    return Constraint("gbnf", json.dumps({"lark_grammar": lark}), param)
+    return lark(converted, param, "gbnf")
 
 
 def plain_escapes(source: str) -> str:

@@ -61,6 +61,10 @@ class Tokenizer:
         """True for control tokens and the unknown token: not part of a text."""
         return self._vocabulary.types[self._checked(token_id)] in _SPECIAL
 
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of some texts that are control tokens, with their ids."""
+        return {text: self._control_ids[text] for text in texts if text in self._control_ids}
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of `text`, with BOS and EOS where the checkpoint wants them and `add_special` allows it.
 
@@ -112,8 +116,12 @@ class Tokenizer:
         return self._vocabulary.add_space_prefix
 
     @cached_property
+    def _control_ids(self) -> dict[str, int]:
+        return self._vocabulary.texts(*_SPECIAL)
+
+    @cached_property
     def _special(self) -> TokenScanner:
-        return TokenScanner(self._vocabulary.texts(*_SPECIAL))
+        return TokenScanner(self._control_ids)
 
     def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
         ids: list[int] = []

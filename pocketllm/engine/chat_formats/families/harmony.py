@@ -38,9 +38,9 @@ def read(reader: Reader) -> Steps[None]:
         yield from reader.until(ENDS, tell)
 
 
-def preface(lark: Lark) -> str:
-    """Analysis at will, then the header of the final message."""
-    return f"{analysis(lark)} {lark.text(FINAL)}"
+def preface(lark: Lark, is_call: bool) -> str:
+    """Analysis at will, then the header of the final message; a call brings its own."""
+    return analysis(lark) if is_call else f"{analysis(lark)} {lark.text(FINAL)}"
 
 
 def analysis(lark: Lark) -> str:

@@ -1,0 +1,98 @@
+"""The form of a chat answer: what its model's format, the tools, the thought and the grammar make of it together."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+from pocketllm.engine.chat_formats.contract import ChatFormat, call_grammar
+from pocketllm.engine.chat_formats.grammar import Lark
+from pocketllm.engine.chat_formats.markup import Markup, Thought
+from pocketllm.engine.chat_formats.registry import format_of, thought_of
+from pocketllm.engine.chat_formats.splitter import AnswerSplitter
+from pocketllm.engine.serving.answers.structured import StructuredFields, constraint_of
+from pocketllm.engine.serving.answers.tools import Offer
+from pocketllm.engine.serving.settings import ServedTokenizer
+from pocketllm.engine.structured import constraint
+from pocketllm.engine.structured.constraint import Constraint
+from pocketllm.errors import RequestError
+
+known_format = lru_cache(maxsize=8)(format_of)
+
+BLANK_LINES = r"/\n{0,2}/"
+"""Between a thought and the answer."""
+
+
+class HasSource(Protocol):
+    """A chat template as text."""
+
+    @property
+    def source(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """How one chat answer is held and read."""
+
+    chat_format: ChatFormat
+    thought: Thought | None = None
+    offer: Offer = field(default_factory=Offer)
+    markup: Markup = field(default_factory=Markup)
+    constraint: Constraint | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the text is more than content."""
+        return self.thought is not None or bool(self.offer.tools) or self.chat_format.reads_thought
+
+    def splitter(self) -> AnswerSplitter:
+        """What takes one answer apart."""
+        tools = {tool.name: tool.parameters for tool in self.offer.tools} if self.offer.tools else None
+        return AnswerSplitter(self.chat_format, self.thought, tools, self.offer.allows_parallel)
+
+
+def chat_form(
+    body: StructuredFields, offer: Offer, template: HasSource, prompt: str, tokenizer: ServedTokenizer
+) -> ChatForm:
+    """The form of the answer to a rendered prompt. Raises RequestError for what cannot be held to."""
+    chat_format = known_format(template.source)
+    thought = thought_of(chat_format, template.source, prompt)
+    form = ChatForm(chat_format, thought, offer)
+    marks = {*chat_format.marks, *((thought.begin, thought.end) if thought else ())}
+    control_ids = tokenizer.control_ids(marks)
+    shown = tuple(sorted(control_ids.values())) if form.is_split else ()
+    held = held_to(body, form, Lark(control_ids))
+    return ChatForm(chat_format, thought, offer, Markup(shown, thought), held)
+
+
+def held_to(body: StructuredFields, form: ChatForm, lark: Lark) -> Constraint | None:
+    """The grammar of the whole answer, its thought included; None where it is free."""
+    asked = constraint_of(body)
+    offer, chat_format = form.offer, form.chat_format
+    if offer.forced:
+        source = call_grammar(chat_format, offer.forced, lark, allows_parallel=offer.allows_parallel)
+        held = constraint.lark(source, "tools", "tools")
+        before = Lark(lark.control_ids)
+        return held.after(preface(before, form, is_call=True))
+    if asked is None:
+        return None
+    before = Lark(lark.control_ids)
+    if offer.tools:
+        if chat_format.preface is not None:
+            raise RequestError(
+                f"{asked.param} and tools cannot be combined in this model's format: force a call, or offer none",
+                param=asked.param,
+            )
+        source = call_grammar(chat_format, offer.tools, lark, allows_parallel=offer.allows_parallel)
+        asked = asked.or_else(constraint.lark(source, "tools", "tools"))
+    return asked.after(preface(before, form, is_call=False))
+
+
+def preface(lark: Lark, form: ChatForm, is_call: bool) -> str:
+    """Rules of what may stand before the held part of an answer: its thought; "" for nothing."""
+    chat_format, thought = form.chat_format, form.thought
+    if chat_format.preface is not None:
+        return lark.rules("preface", chat_format.preface(lark, is_call))
+    if thought is None:
+        return ""
+    rest = f"{lark.up_to(thought.end)} {BLANK_LINES}"
+    return lark.rules("preface", rest if thought.is_open else f"(/\\n?/ {lark.text(thought.begin)} {rest})?")
