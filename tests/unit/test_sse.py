@@ -14,6 +14,7 @@ from pocketllm.engine.lifecycle.request import (
     Event,
     FinishEvent,
     FinishReason,
+    Request,
     RequestTimes,
     TokenEvent,
     TokenLogprobs,
@@ -28,6 +29,7 @@ from pocketllm.engine.serving.stream import DONE, Reply, as_event, collect, even
 
 class ByteTokenizer:
     vocab_size = 256
+    strips_first_space = False
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -48,7 +50,9 @@ class Scripted:
     """A generation whose events are known beforehand."""
 
     def __init__(self, events: list[tuple[int, Event]], num_choices: int) -> None:
+        self.id = "id"
         self.choices = [Choice(index, (7, 8), SamplingParams()) for index in range(num_choices)]
+        self.requests = [Request("r", choice.prompt_token_ids, choice.params) for choice in self.choices]
         self.is_abandoned = False
         self._events = events
 
@@ -74,13 +78,14 @@ def body_for(is_chat: bool, **fields: Any) -> GenerationBody:
     return validate(CompletionBody, {"prompt": "x", "logprobs": 1, **fields})
 
 
-def reply_for(body: GenerationBody) -> Reply:
-    return Reply("id", body, "m", Speller(ByteTokenizer(), "" if isinstance(body, ChatBody) else "bytes:"))
+def reply_for(body: GenerationBody, generation: Any) -> Reply:
+    return Reply(generation, body, "m", Speller(ByteTokenizer(), "" if isinstance(body, ChatBody) else "bytes:"))
 
 
 def streamed(events: list[tuple[int, Event]], body: GenerationBody, num_choices: int) -> list[bytes]:
     async def read() -> list[bytes]:
-        stream = event_bytes(Scripted(events, num_choices), reply_for(body), lambda error: crash("id", error))  # type: ignore[arg-type]
+        generation: Any = Scripted(events, num_choices)
+        stream = event_bytes(generation, reply_for(body, generation), lambda error: crash("id", error))
         return [event async for event in stream]
 
     return asyncio.run(read())
@@ -110,7 +115,8 @@ def test_a_stream_adds_up_to_the_whole_answer_however_choices_interleave(
         index = tails.draw(st.sampled_from([number for number, queue in enumerate(pending) if queue]))
         events.append((index, pending[index].pop(0)))
     body = body_for(is_chat, n=len(answers), return_token_ids=with_ids)
-    whole = asyncio.run(collect(Scripted(events, len(answers)), reply_for(body)))  # type: ignore[arg-type]
+    generation: Any = Scripted(events, len(answers))
+    whole = asyncio.run(collect(generation, reply_for(body, generation)))
     chunks = documents(streamed(events, body, len(answers)))
 
     for expected in whole["choices"]:

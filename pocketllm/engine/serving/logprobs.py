@@ -78,8 +78,8 @@ class OffsetCounter:
         return before
 
 
-def report(token_id: int, logprobs: TokenLogprobs | None, text_offset: int, num_top: int) -> TokenReport:
-    """The engine's log-probabilities of one position as a report with the first `num_top` alternatives."""
+def report(token_id: int, logprobs: TokenLogprobs | None, text_offset: int, num_top: int | None = None) -> TokenReport:
+    """The engine's log-probabilities of one position as a report, with all alternatives or the first `num_top`."""
     if logprobs is None:
         return TokenReport(token_id, None, (), text_offset)
     pairs = zip(logprobs.top_ids[:num_top], logprobs.top_logprobs, strict=False)

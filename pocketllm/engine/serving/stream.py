@@ -67,7 +67,7 @@ class Reply:
         piece.token_ids.append(event.token_id)
         if event.logprobs is not None:
             offset = self._offsets[index].advance(self._speller.spell(event.token_id).data)
-            piece.reports.append(report(event.token_id, event.logprobs, offset, len(event.logprobs.top_ids)))
+            piece.reports.append(report(event.token_id, event.logprobs, offset))
         return piece
 
     def _echo(self, index: int, piece: Piece) -> None:
@@ -212,7 +212,8 @@ class Chunks:
     def documents(self, index: int, event: Event) -> list[dict[str, Any]]:
         """What one event becomes, before it is written."""
         reply = self._reply
-        self._running.setdefault(index, Usage()).see(self._generation.requests[index], event)
+        if reply.body.has_running_usage:
+            self._running.setdefault(index, Usage()).see(self._generation.requests[index], event)
         chunks = []
         if reply.is_chat and index not in self._opened:
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, Piece()))
