@@ -79,6 +79,7 @@ class ScriptedLoop:
         self.script: Callable[[Request], Iterable[tuple[int, str] | FinishReason | str]] = echo
         self.refusal: Exception | None = None
         self.submitted: list[Request] = []
+        self.num_tokens = 0
         self.cancelled: list[str] = []
         self.active: dict[str, threading.Event] = {}
         self.listeners: list[Callable[[], None]] = []
@@ -104,6 +105,9 @@ class ScriptedLoop:
 
     def start(self) -> None: ...
 
+    def step(self) -> bool:
+        return bool(self.active)
+
     def stop(self, timeout_s: float = 0.0) -> None:
         for request_id in list(self.active):
             self.cancel(request_id)
@@ -115,6 +119,8 @@ class ScriptedLoop:
             kv_usage=0.0,
             num_preemptions=0,
             num_compiles=0,
+            num_prompt_tokens=sum(len(request.prompt_token_ids) for request in self.submitted),
+            num_generation_tokens=self.num_tokens,
             num_prefix_queried_tokens=None,
             num_prefix_hit_tokens=None,
         )
@@ -151,6 +157,7 @@ class ScriptedLoop:
             times.last_token_s = time.perf_counter()
             times.first_token_s = times.first_token_s or times.last_token_s
             count += 1
+            self.num_tokens += 1
             logprobs = scripted_logprobs(item[0], request.params.logprobs)
             sink(TokenEvent(request.request_id, item[0], item[1], logprobs, times.last_token_s))
             if count == request.params.max_tokens:

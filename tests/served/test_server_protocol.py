@@ -448,10 +448,10 @@ def test_a_queue_that_fills_up_between_two_choices_takes_back_the_first(serve: A
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1", 404),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/redoc", 404),
         ("POST", "/v1/embeddings", 501),
         ("POST", "/v1/audio/speech", 501),
         ("GET", "/v1/files", 501),

@@ -77,6 +77,9 @@ def test_the_routes_that_exist_are_the_ones_the_test_above_knows() -> None:
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/requests/scripted/cancel",
+        "/",
+        "/status",
+        "/openapi.json",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -126,6 +129,17 @@ def test_a_key_may_come_the_way_anthropics_client_sends_it(guarded: Served) -> N
     assert status(x_api_key="first-key", authorization="Bearer wrong") == 401
     refused = guarded.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
     assert refused.json()["error"]["type"] == "authentication_error"
+
+
+def test_a_browser_is_asked_for_the_key_of_the_status_page(guarded: Served) -> None:
+    refused = guarded.client.get("/")
+
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Basic ")
+    assert guarded.client.get("/", auth=("anyone", "first-key")).status_code == 200
+    assert guarded.client.get("/status", auth=("anyone", "second-key")).json()["phase"] == "ready"
+    assert guarded.client.get("/status", auth=("first-key", "wrong")).status_code == 401
+    assert guarded.client.get("/status", headers={"authorization": "Basic !"}).status_code == 401
 
 
 def test_two_keys_in_one_request_do_not_open(guarded: Served) -> None:

@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -15,7 +12,7 @@ from starlette.responses import Response
 
 from pocketllm.engine.serving import metrics
 from pocketllm.engine.serving.body import parse_object, read_body
-from pocketllm.engine.serving.bridge import DisconnectWatch, Generation, Postbox
+from pocketllm.engine.serving.bridge import DisconnectWatch
 from pocketllm.engine.serving.calls import READERS, Call, streamed, whole
 from pocketllm.engine.serving.failures import (
     Failure,
@@ -23,17 +20,16 @@ from pocketllm.engine.serving.failures import (
     crash,
     from_error,
     json_response,
-    model_not_found,
-    unavailable,
 )
-from pocketllm.engine.serving.logprobs import Speller
+from pocketllm.engine.serving.openapi import openapi_document
 from pocketllm.engine.serving.prompts import Choice
-from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
 from pocketllm.engine.serving.security import Gatekeeper, RequestIds
+from pocketllm.engine.serving.server import Phase, Server
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
-from pocketllm.engine.serving.stream import EventStream, Reply
+from pocketllm.engine.serving.status_page import page_response, status_document
+from pocketllm.engine.serving.stream import EventStream
 from pocketllm.engine.serving.text_routes import NOT_SERVED, TEXT_ROUTES, not_served
-from pocketllm.errors import PocketLLMError, QueueFullError, RequestError
+from pocketllm.errors import PocketLLMError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -43,106 +39,9 @@ LARGE_BODY = 16 * 2**10
 """Bodies above this many bytes are read on a thread, so that other streams keep flowing."""
 
 
-class Phase(Enum):
-    """Where a server is in its life."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-
-
-class Server:
-    """What the routes share: the engine once it is there, the phase, and the calls in flight."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
-        self.phase = Phase.LOADING
-        self.engine: ServedEngine | None = None
-        self.metrics: metrics.ServerMetrics | None = None
-        self.in_flight: set[Generation] = set()
-        self.postbox = Postbox()
-        self.names: tuple[str, ...] = settings.served_model_names
-        self._created = int(time.time())
-        self._spellers: dict[bool, Speller] = {}
-
-    def attach(self, engine: ServedEngine) -> None:
-        """Begin to serve a loaded engine; its loop gets its thread."""
-        self.engine = engine
-        self.names = self.settings.served_model_names or (engine.model_name,)
-        self.metrics = metrics.ServerMetrics(self.names[0], engine.loop.stats)
-        self._spellers = {True: Speller(engine.tokenizer), False: Speller(engine.tokenizer, "bytes:")}
-        engine.loop.on_step_end(self.postbox.flush)
-        engine.loop.start()
-        if self.phase is Phase.LOADING:
-            self.phase = Phase.READY
-
-    def serving(self) -> tuple[ServedEngine, metrics.ServerMetrics]:
-        """The engine; raises RefusedError (503) while it is loading or the server drains."""
-        if self.phase is Phase.DRAINING:
-            if self.metrics is not None:
-                self.metrics.reject("draining")
-            raise RefusedError(unavailable("the server is shutting down", "draining"))
-        if self.engine is None or self.metrics is None:
-            raise RefusedError(unavailable("the model is still loading", "loading"))
-        return self.engine, self.metrics
-
-    def check_model(self, name: str | None) -> str:
-        """The name to report; raises RefusedError (404) for one that is not served."""
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
-            raise RefusedError(model_not_found(name, self.names))
-        return name
-
-    def card(self, name: str, engine: ServedEngine) -> dict[str, object]:
-        """One entry of the model list."""
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "pocketllm",
-            "root": self.names[0],
-            "parent": None,
-            "max_model_len": engine.plan.limits.max_model_len,
-            "plan": engine.plan.as_dict(),  # so that a benchmark by URL can record what really ran
-        }
-
-    def named(self, document: Mapping[str, Any]) -> str:
-        """The name to report for a body; raises RefusedError (404) for a model that is not served."""
-        model = document.get("model")
-        return self.check_model(model) if model is None or isinstance(model, str) else ""
-
-    def begin(
-        self, body: GenerationBody, choices: list[Choice], model: str, request_id: str
-    ) -> tuple[Generation, Reply]:
-        """Submit a call's requests, all or none; what the engine refuses is raised before anything is sent."""
-        engine, counts = self.serving()
-        is_chat = isinstance(body, ChatBody)
-        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        generation = Generation(name, choices, engine.loop, self.postbox, bool(body.stream), request_id)
-        try:
-            generation.submit(counts.observer)
-        except QueueFullError:
-            counts.reject("queue_full")
-            raise
-        self.in_flight.add(generation)
-        return generation, Reply(generation, body, model, self._spellers[is_chat])
-
-    def cancel(self, name: str) -> int:
-        """End the calls of this X-Request-Id, or the one whose answer has this id; how many there were."""
-        named = [one for one in self.in_flight if name in (one.id, one.request_id)]
-        for generation in named:
-            generation.cancel()
-        return len(named)
-
-    def end(self, generation: Generation) -> None:
-        """A call is over, whatever became of it."""
-        self.in_flight.discard(generation)
-
-
 async def read_document(server: Server, request: Request) -> tuple[dict[str, Any], bool]:
     """The JSON object of a body, and whether it is large. Raises RequestError, or RefusedError (413)."""
-    data = await read_body(request, server.settings.max_body_bytes)
+    data = await read_body(request, server.settings.max_body_bytes, server.settings.body_timeout_s)
     is_large = len(data) > LARGE_BODY
     return (await asyncio.to_thread(parse_object, data) if is_large else parse_object(data)), is_large
 
@@ -167,7 +66,7 @@ async def answer(server: Server, request: Request, read: Callable[[Mapping[str, 
     generation, reply = server.begin(call.body, choices, name, request.state.request_id)
 
     def on_end() -> None:
-        server.end(generation)
+        request.state.summary = server.end(generation, request.url.path, request.headers)
 
     def on_crash(error: Exception) -> Failure:
         return crash(request.state.request_id, error)
@@ -196,6 +95,7 @@ def create_app(engine: ServedEngine | None, settings: ServerSettings) -> FastAPI
     add_failures(app, server)
     add_probes(app, server)
     add_models(app, server)
+    add_pages(app, server)
     add_generation(app, server)
     add_texts(app, server)
     app.add_middleware(Gatekeeper, settings=settings)
@@ -275,6 +175,22 @@ def add_models(app: FastAPI, server: Server) -> None:
     async def model(name: str) -> Response:
         engine, _ = server.serving()
         return json_response(server.card(server.check_model(name), engine))
+
+
+def add_pages(app: FastAPI, server: Server) -> None:
+    """What people look at."""
+
+    @app.get("/", response_model=None)
+    async def page() -> Response:
+        return page_response()
+
+    @app.get("/status", response_model=None)
+    async def status() -> Response:
+        return json_response(status_document(server))
+
+    @app.get("/openapi.json", response_model=None)
+    async def openapi() -> Response:
+        return json_response(openapi_document())
 
 
 def add_probes(app: FastAPI, server: Server) -> None:

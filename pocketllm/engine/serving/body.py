@@ -1,5 +1,6 @@
 """From the bytes of a request body to a JSON object, bounded at every step."""
 
+import asyncio
 import json
 import re
 from typing import Any, NoReturn
@@ -16,8 +17,18 @@ DISCARD_FACTOR = 8
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; raises RefusedError (413) past `limit` bytes."""
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """The whole body; raises RefusedError past `limit` bytes (413), or when it has not come after `timeout_s` (408)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit)
+    except TimeoutError as error:
+        message = f"the body did not come within {timeout_s:g} seconds"
+        headers = {"connection": "close"}
+        raise RefusedError(Failure(408, message, code="request_timeout", headers=headers)) from error
+
+
+async def _read(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():

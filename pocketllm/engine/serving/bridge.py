@@ -84,6 +84,7 @@ class Generation:
         self.is_abandoned = False
         self.is_streamed = is_streamed
         self.requests: tuple[Request, ...] = ()
+        self.ends: list[FinishEvent] = []
         self._engine_loop = engine_loop
         self._postbox = postbox
         self._inbox: deque[tuple[int, Event]] = deque()
@@ -117,6 +118,8 @@ class Generation:
         """An event of choice `index` has been delivered."""
         self._observers[index](event)
         self._inbox.append((index, event))
+        if isinstance(event, FinishEvent):
+            self.ends.append(event)
         if self.is_streamed or isinstance(event, FinishEvent):
             self._woken.set()
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from pocketllm.engine.serving.app import Phase, Server, create_app
+from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, Request
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.serving.app import create_app
+from pocketllm.engine.serving.server import Phase, Server
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
-from pocketllm.errors import MachineError
+from pocketllm.errors import MachineError, OptionError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -62,10 +66,11 @@ def bind_advice(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def url(taken: socket.socket) -> str:
+def url(taken: socket.socket, has_tls: bool = False) -> str:
     """Where a listening socket is reached."""
     host, port = taken.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class QuietServer(uvicorn.Server):
@@ -76,8 +81,10 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-def http_server(app: "FastAPI") -> QuietServer:
-    """The HTTP server for an application; only warnings and errors are logged."""
+def http_server(app: "FastAPI", settings: ServerSettings | None = None) -> QuietServer:
+    """The HTTP server for an application; only warnings and errors are logged. Raises OptionError for TLS files that
+    cannot be used.
+    """
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -87,8 +94,31 @@ def http_server(app: "FastAPI") -> QuietServer:
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=FLUSH_S,  # type: ignore[arg-type]  # declared int, used as seconds of any kind
+        ssl_certfile=settings.tls_cert if settings else None,
+        ssl_keyfile=settings.tls_key if settings else None,
     )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(f"--tls-cert and --tls-key cannot be used: {error.strerror or error}") from error
     return QuietServer(config)
+
+
+def warm_up(engine: ServedEngine) -> None:
+    """Run a short request before any other: what the first one has to touch, compile or capture is there then.
+
+    The prefix cache does not keep it.
+    """
+    last: list[Event] = []
+    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=0)
+    prompt = [0] * min(16, max(engine.plan.limits.max_model_len - 2, 1))
+    engine.loop.submit(Request("warm-up", prompt, params, cache_salt="warm-up"), last.append)
+    while engine.loop.step():
+        pass
+    engine.loop.reset_prefix_cache()
+    end = last[-1]
+    if isinstance(end, FinishEvent) and end.reason is FinishReason.ERROR:
+        raise MachineError(f"the model was loaded but does not run: {end.error}")
 
 
 class Process:
@@ -107,7 +137,7 @@ class Process:
         self._say = say
         self._app = create_app(None, settings)
         self._server: Server = self._app.state.server
-        self._http = http_server(self._app)
+        self._http = http_server(self._app, settings)
         self._signals = 0
         self._signaled_s = -ECHO_S
         self._drain: asyncio.Task[None] | None = None
@@ -117,6 +147,7 @@ class Process:
         """Serve until a signal; the exit code. What loading raises is raised here, once the socket is closed."""
         sys.setswitchinterval(SWITCH_S)
         asyncio.run(self._main())
+        self._server.close()
         engine = self._server.engine
         if engine is not None:
             engine.loop.stop(0.0)
@@ -143,6 +174,8 @@ class Process:
         engine: ServedEngine | None
         try:
             engine = self._load()
+            if self._settings.is_warmed_up:
+                warm_up(engine)
             # what a model is made of lives to the end: a full collection that walks it stops every stream for 50 ms
             gc.collect()
             gc.freeze()

@@ -1,6 +1,7 @@
 """What a server was told, and what it needs of an engine."""
 
 import ipaddress
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ class ServedLoop(Protocol):
     def cancel(self, request_id: str) -> None: ...
 
     def start(self) -> None: ...
+
+    def step(self) -> bool: ...
 
     def stop(self, timeout_s: float = ...) -> None: ...
 
@@ -93,7 +96,10 @@ class ServerSettings:
 
     `served_model_names`: names the model answers to, the first is the one reported; empty: the engine's own name.
     `api_keys`: any of them opens every route; empty: no key is asked for, which only a loopback `host` allows unless
-    `allow_unauthenticated`. `allowed_hosts`: names in a Host header that are let in beside the loopback ones.
+    `allow_unauthenticated`. `allowed_hosts`: names in a Host header that are let in beside the loopback ones;
+    `allowed_origins`: web pages that may ask. `max_queued_tokens`: prompt tokens that may wait; None: any number.
+    `tls_cert`, `tls_key`: PEM files. `otlp_traces_endpoint`: where OpenTelemetry spans go. `is_warmed_up`: whether the
+    model runs once before requests are taken.
     """
 
     host: str = "127.0.0.1"
@@ -102,7 +108,14 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allow_unauthenticated: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
+    body_timeout_s: float = 60.0
+    max_queued_tokens: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    otlp_traces_endpoint: str | None = None
+    is_warmed_up: bool = True
     shutdown_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -112,6 +125,15 @@ class ServerSettings:
             raise OptionError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
         if not 0 <= self.shutdown_timeout_s < float("inf"):
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s} must be 0 or more seconds")
+        if not 0 < self.body_timeout_s < float("inf"):
+            raise OptionError(f"body_timeout_s={self.body_timeout_s} must be more than 0 seconds")
+        if self.max_queued_tokens is not None and self.max_queued_tokens < 1:
+            raise OptionError(f"--max-queued-tokens {self.max_queued_tokens} must be at least 1")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key go together")
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"https?://[^/\s*]+", origin):
+                raise OptionError(f"--allowed-origin {origin} must be like https://example.org, without a path")
         if any(not name.strip() for name in self.served_model_names):
             raise OptionError("--served-model-name must not be empty")
         if not (self.is_loopback or self.api_keys or self.allow_unauthenticated):
