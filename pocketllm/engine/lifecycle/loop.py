@@ -26,6 +26,7 @@ from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
 from pocketllm.engine.lifecycle.stats import Counters, LoopStats
 from pocketllm.engine.structured.compiler import GrammarCompiler
+from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.engine.structured.matcher import Matcher
 from pocketllm.engine.structured.worker import MaskWorker
 from pocketllm.engine.text.tokenizer import Tokenizer
@@ -105,6 +106,10 @@ class EngineLoop:
         """Raise what `submit` would, for a request that can never be served."""
         self._scheduler.check(request)
         self._matcher(request)
+
+    def compile(self, constraint: Constraint) -> None:
+        """Compile what requests are to be held to, so that submitting one takes no time. Raises RequestError."""
+        self.grammars.matcher(constraint)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its events go to `sink`.
@@ -297,7 +302,8 @@ class EngineLoop:
                 is_known = isinstance(error, FloatingPointError | ConstraintError)
                 trace = None if isinstance(error, ConstraintError) else error
                 log.error("choosing a token failed (%s); request %s ends", error, request.request_id, exc_info=trace)
-                self._fail([request], str(error) if is_known else f"choosing a token failed ({type(error).__name__})")
+                message = str(error) if is_known else f"choosing a token failed ({type(error).__name__})"
+                self._fail([request], message, is_unanswerable=isinstance(error, ConstraintError))
 
     def _count(self, schedule: Schedule) -> None:
         counters, total = self._counters, schedule.total_tokens
@@ -343,14 +349,20 @@ class EngineLoop:
         return is_end or token_id in params.stop_token_ids
 
     # -- the end of a request ----------------------------------------------------------------------------------------
-    def _fail(self, requests: Iterable[Request], message: str) -> None:
+    def _fail(self, requests: Iterable[Request], message: str, is_unanswerable: bool = False) -> None:
         for request in list(requests):
             active = self._active.get(request.request_id)
             if active is not None and active.request is request:
-                self._finish(active, FinishReason.ERROR, error=message)
+                self._finish(active, FinishReason.ERROR, error=message, is_unanswerable=is_unanswerable)
 
     def _finish(
-        self, active: _Active, reason: FinishReason, *, error: str | None = None, stop_string: str | None = None
+        self,
+        active: _Active,
+        reason: FinishReason,
+        *,
+        error: str | None = None,
+        is_unanswerable: bool = False,
+        stop_string: str | None = None,
     ) -> None:
         """Free a request's blocks and send its one terminal event."""
         request = active.request
@@ -374,6 +386,7 @@ class EngineLoop:
             times=request.times,
             seed=request.seed,
             error=error,
+            is_unanswerable=is_unanswerable,
             stop_string=stop_string,
             prompt_logits=request.prompt_logits if reason is FinishReason.LENGTH else None,
         )

@@ -147,6 +147,8 @@ class FinishEvent:
     """The stop string that ended the request, when one did."""
     prompt_logits: npt.NDArray[np.float32] | None = None
     """[prompt tokens, vocab], for a request that wanted them and was not cut short."""
+    is_unanswerable: bool = False
+    """Whether the error lies in what was asked: nothing could obey its grammar any more."""
 
 
 Event = TokenEvent | FinishEvent

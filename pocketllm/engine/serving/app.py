@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from pocketllm.engine.serving import metrics
+from pocketllm.engine.serving.answers.structured import may_compile
 from pocketllm.engine.serving.body import parse_object, read_body
 from pocketllm.engine.serving.bridge import DisconnectWatch
 from pocketllm.engine.serving.calls import READERS, Call, streamed, whole
@@ -61,7 +62,7 @@ async def answer(server: Server, request: Request, read: Callable[[Mapping[str, 
         call = read(document)
         return call, call.choices(engine)
 
-    call, choices = await aside(is_large, prepare)
+    call, choices = await aside(is_large or may_compile(document), prepare)
     writer = call.make_writer(name, choices) if call.make_writer else None
     generation, reply = server.begin(call.body, choices, name, request.state.request_id)
 

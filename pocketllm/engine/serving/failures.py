@@ -99,6 +99,11 @@ def engine_failure(request_id: str) -> Failure:
     return Failure(500, f"the engine failed on request {request_id}", "server_error", code="engine_error")
 
 
+def unanswerable(message: str) -> Failure:
+    """The answer had begun and could not go on as its grammar demands; never is it let loose instead."""
+    return Failure(422, message, code="structured_output_failed")
+
+
 def model_not_found(name: str, served: Sequence[str]) -> Failure:
     """404 for a model that is not served, with those that are; the name is quoted, never opened."""
     shown = name if len(name) <= 100 else name[:100] + "…"

@@ -4,9 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from pocketllm.engine.chat_formats.markup import Markup
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.serving.answers.form import ChatForm, chat_form, template_arguments
+from pocketllm.engine.serving.answers.structured import constraint_of
+from pocketllm.engine.serving.answers.tools import offered
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody
 from pocketllm.engine.serving.settings import ServedEngine, ServedTokenizer
+from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.errors import ContextLengthError, RequestError
 
 SEED_RANGE = 2**64
@@ -49,11 +54,18 @@ class Choice:
     cache_salt: str | None = None
     echo: str | None = None
     """The prompt as a text, where the answer repeats it."""
+    form: ChatForm | None = None
+    """How the answer is taken apart; None where all of it is text."""
 
 
 def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
     """The choices of a chat body, its messages rendered by the checkpoint's own template. Raises RequestError."""
-    return choices(engine, body, [engine.tokenizer.encode_rendered(rendered(engine, body))], "messages")
+    text = rendered(engine, body)
+    assert engine.chat_template is not None, "it was rendered"
+    form = chat_form(body, offered(body), engine.chat_template, text, engine.tokenizer)
+    held = Held(form.constraint, form.markup)
+    found = choices(engine, body, [engine.tokenizer.encode_rendered(text)], "messages", held)
+    return [replace(choice, form=form) for choice in found] if form.is_split else found
 
 
 def rendered(engine: ServedEngine, body: ChatBody) -> str:
@@ -63,12 +75,14 @@ def rendered(engine: ServedEngine, body: ChatBody) -> str:
         raise RequestError(
             "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
         )
-    messages = [message.as_dict() for message in body.messages]
+    told = [message.as_dict() for message in body.messages]
+    messages, tools = template_arguments(template, told, offered(body))
+    arguments = body.template_arguments | tools
     if body.continue_final_message:
-        text = template.render_continued(messages, **body.template_arguments)
+        text = template.render_continued(messages, **arguments)
     else:
         has_turn = body.add_generation_prompt is not False
-        text = template.render(messages, add_generation_prompt=has_turn, **body.template_arguments)
+        text = template.render(messages, add_generation_prompt=has_turn, **arguments)
     refuse_hopeless(engine, text, "messages")
     return text
 
@@ -84,7 +98,7 @@ def completion_choices(engine: ServedEngine, body: CompletionBody) -> list[Choic
             prompts.append(engine.tokenizer.encode(prompt))
         else:
             prompts.append(checked_ids(prompt, engine.tokenizer, "prompt"))
-    found = choices(engine, body, prompts, "prompt")
+    found = choices(engine, body, prompts, "prompt", Held(constraint_of(body)))
     return [replace(choice, echo=echoed(engine, body, choice)) for choice in found] if body.echo else found
 
 
@@ -115,12 +129,24 @@ def longest_token(tokenizer: ServedTokenizer) -> int:
     return max(1, *(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)))
 
 
-def choices(engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[int]], param: str) -> list[Choice]:
+@dataclass(frozen=True)
+class Held:
+    """What all choices of a body have in common beside its sampling: a grammar, and how the text is marked up."""
+
+    constraint: Constraint | None = None
+    markup: Markup | None = None
+
+
+def choices(
+    engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[int]], param: str, held: Held
+) -> list[Choice]:
     """`n` choices of every prompt; each of the `n` draws from its own seed."""
     found: list[Choice] = []
+    if held.constraint is not None:
+        engine.loop.compile(held.constraint)  # here, where it may take its time; later it is found compiled
     checked_ids(body.stop_token_ids, engine.tokenizer, "stop_token_ids")
     checked_ids(list(body.logit_bias or ()), engine.tokenizer, "logit_bias")
-    of_each = [sampling_params(body, offset) for offset in range(body.num_choices)]
+    of_each = [sampling_params(body, offset, held) for offset in range(body.num_choices)]
     for prompt in prompts:
         if not prompt:
             raise RequestError("the prompt has no tokens", param=param)
@@ -138,7 +164,7 @@ def checked_ids(ids: list[int], tokenizer: ServedTokenizer, param: str) -> list[
     return ids
 
 
-def sampling_params(body: GenerationBody, offset: int) -> SamplingParams:
+def sampling_params(body: GenerationBody, offset: int, held: Held) -> SamplingParams:
     """Sampling of the choice `offset` of a prompt: all choices alike but for their seeds. Raises RequestError."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     first = SamplingParams(
@@ -149,6 +175,8 @@ def sampling_params(body: GenerationBody, offset: int) -> SamplingParams:
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
+        constraint=held.constraint,
+        markup=held.markup,
     )
     if not offset or first.seed is None:
         return first

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from pocketllm.engine.serving.answers.structured import StructuredFields
+from pocketllm.engine.serving.answers.tools import ToolFields
 from pocketllm.errors import RequestError
 
 MAX_CHOICES = 16
@@ -32,7 +34,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -41,7 +42,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
-NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"tool_calls": ([],), "annotations": ([],)}
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
 
 
 def same(value: Any, other: Any) -> bool:
@@ -140,24 +141,44 @@ class StreamOptions(Strict):
 
 
 class Message(Strict):
-    """One message of a conversation; `developer` is OpenAI's newer word for `system` and is treated as it."""
+    """One message of a conversation; `developer` is OpenAI's newer word for `system` and is treated as it.
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(as_text)]
+    Only the assistant may say nothing, having called tools. Its earlier thought goes to templates that show it.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(as_text)] = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
-    def refuse_extras(self) -> "Message":
+    def check_message(self) -> "Message":
         check_extras(self.model_extra or {}, NEUTRAL_IN_MESSAGE, frozenset())
+        is_assistant = self.role == "assistant"
+        if self.content is None and not (is_assistant and self.tool_calls):
+            raise ValueError("content is missing")
+        if not is_assistant and (self.tool_calls or self.reasoning_content or self.reasoning):
+            raise ValueError("tool_calls and reasoning_content are the assistant's")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError("tool_call_id is for messages of the role 'tool'")
         return self
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The message as a template reads it."""
+        more = {
+            "name": self.name,
+            "tool_calls": self.tool_calls or None,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
         values = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        return values if self.name is None else values | {"name": self.name}
+        return values | {name: value for name, value in more.items() if value is not None}
 
 
-class GenerationBody(Strict):
+class GenerationBody(StructuredFields, Strict):
     """Fields of both endpoints; null means the default everywhere."""
 
     model: str | None = None
@@ -240,7 +261,7 @@ class GenerationBody(Strict):
         return self.prompt_logprobs
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ToolFields, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message]

@@ -2,12 +2,13 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pocketllm.engine.lifecycle.request import Event, Request
+from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.errors import OptionError
 
 API_KEY_VARIABLE = "POCKETLLM_API_KEY"
@@ -23,6 +24,8 @@ class ServedLoop(Protocol):
     def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
+
+    def compile(self, constraint: Constraint) -> None: ...
 
     def start(self) -> None: ...
 
@@ -58,11 +61,16 @@ class ServedTokenizer(Protocol):
 
     def is_special(self, token_id: int) -> bool: ...
 
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]: ...
+
     def __hash__(self) -> int: ...
 
 
 class ServedTemplate(Protocol):
     """The part of a chat template that a server uses."""
+
+    @property
+    def source(self) -> str: ...
 
     def render(self, messages: Sequence[Any], *, add_generation_prompt: bool = ..., **kwargs: Any) -> str: ...
 

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, Request, TokenEvent
+from pocketllm.engine.serving.answers.deltas import ChoiceDeltas, message
 from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
-from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unavailable
+from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unanswerable, unavailable
 from pocketllm.engine.serving.logprobs import (
     OffsetCounter,
     Speller,
@@ -54,6 +55,28 @@ class Reply:
         self._created = int(time.time())
         self._speller = speller
         self._offsets: dict[int, OffsetCounter] = {}
+        self._deltas = {
+            choice.index: ChoiceDeltas(choice.form) for choice in generation.choices if choice.form is not None
+        }
+
+    def is_split(self, index: int) -> bool:
+        """Whether the text of choice `index` is more than content."""
+        return index in self._deltas
+
+    def deltas(self, index: int, piece: Piece, is_last: bool) -> list[tuple[dict[str, Any], Piece]]:
+        """The deltas of a piece, each with what its chunk tells beside it: ids and reports come with the first."""
+        if index in self._deltas:
+            found = self._deltas[index].push(piece.text, is_last)
+        else:
+            found = [{"content": piece.text}] if piece.text else []
+        if not found and (piece.reports or (piece.token_ids and self.with_ids)):
+            found = [{"content": ""}]
+        rests = [piece, *(Piece() for _ in found[1:])]
+        return list(zip(found, rests, strict=False))
+
+    def message(self, index: int, text: str) -> dict[str, Any]:
+        """The whole message of choice `index`."""
+        return message([delta for delta, _ in self.deltas(index, Piece(text), is_last=True)])
 
     def piece(self, index: int, event: Event) -> Piece:
         """What an event adds to choice `index`."""
@@ -97,8 +120,15 @@ class Reply:
                 return str(event.reason.value)
             case FinishReason.CANCELLED:
                 raise RefusedError(unavailable("the request was cancelled by the server", "cancelled"))
+            case FinishReason.ERROR if event.is_unanswerable:
+                raise RefusedError(unanswerable(str(event.error)))
             case FinishReason.ERROR:
                 raise RefusedError(engine_failure(self.id))
+
+    def last_reason(self, index: int, reason: str | None) -> str | None:
+        """Why choice `index` ended, once its text has been taken apart: a call that was made is what it ended for."""
+        has_calls = index in self._deltas and self._deltas[index].has_calls
+        return "tool_calls" if has_calls and reason == "stop" else reason
 
     def logprobs(self, piece: Piece) -> dict[str, Any] | None:
         """The `logprobs` value of a choice; null when none were asked for or none are in this piece."""
@@ -171,7 +201,8 @@ def whole_choice(generation: Generation, reply: Reply, index: int, whole: Piece,
     """One finished choice of a document."""
     choice: dict[str, Any] = {"index": index, "logprobs": reply.logprobs(whole), "finish_reason": reason}
     if reply.is_chat:
-        choice["message"] = {"role": "assistant", "content": whole.text, "refusal": None}
+        choice["message"] = reply.message(index, whole.text)
+        choice["finish_reason"] = reply.last_reason(index, reason)
     else:
         choice["text"] = whole.text
         if reply.body.prompt_logprobs is not None:
@@ -199,7 +230,7 @@ class Chunks:
             before, after = self._frames[index]
             return [before + json.dumps(event.text).encode("ascii") + after] if event.text else []
         chunks = [as_event(chunk) for chunk in self.documents(index, event)]
-        if index in self._opened and self._reply.is_plain:
+        if index in self._opened and self._reply.is_plain and not self._reply.is_split(index):
             self._frames[index] = self._frame(index)
         return chunks
 
@@ -219,11 +250,11 @@ class Chunks:
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, Piece()))
         reason = reply.finish_reason(event) if isinstance(event, FinishEvent) else None
         piece = reply.piece(index, event)
-        if piece.text or piece.reports or (piece.token_ids and reply.with_ids):
-            chunks.append(self._chunk(index, {"content": piece.text}, piece))
+        for delta, told in reply.deltas(index, piece, isinstance(event, FinishEvent)):
+            chunks.append(self._chunk(index, delta, told))
         if isinstance(event, FinishEvent):
             self.usage.add(event, index % reply.body.num_choices == 0)
-            chunks.append(self._chunk(index, {}, Piece(), reason))
+            chunks.append(self._chunk(index, {}, Piece(), reply.last_reason(index, reason)))
         return chunks
 
     def last(self) -> list[bytes]:
@@ -232,7 +263,7 @@ class Chunks:
             return []
         return [as_event(self._reply.document([], self.usage, chunk=True))]
 
-    def _chunk(self, index: int, delta: dict[str, str], piece: Piece, reason: str | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, delta: dict[str, Any], piece: Piece, reason: str | None = None) -> dict[str, Any]:
         reply = self._reply
         choice: dict[str, Any] = {"index": index, "logprobs": reply.logprobs(piece), "finish_reason": reason}
         choice |= {"delta": delta} if reply.is_chat else {"text": piece.text}

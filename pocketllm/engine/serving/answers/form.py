@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from pocketllm.engine.chat_formats.contract import ChatFormat, call_grammar
+from pocketllm.engine.chat_formats.families import generic
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.markup import Markup, Thought
 from pocketllm.engine.chat_formats.registry import format_of, thought_of
@@ -48,6 +49,15 @@ class ChatForm:
         """What takes one answer apart."""
         tools = {tool.name: tool.parameters for tool in self.offer.tools} if self.offer.tools else None
         return AnswerSplitter(self.chat_format, self.thought, tools, self.offer.allows_parallel)
+
+
+def template_arguments(
+    template: HasSource, messages: list[dict[str, Any]], offer: Offer
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages, and what a template is told beside them, where tools are offered or were called."""
+    if known_format(template.source).name == generic.FORMAT.name:
+        return generic.with_tools(messages, offer.given), {}
+    return messages, {"tools": list(offer.given)} if offer.given else {}
 
 
 def chat_form(

@@ -52,6 +52,13 @@ class StructuredFields(BaseModel):
     json_schema: dict[str, Any] | bool | None = None
 
 
+def may_compile(document: Mapping[str, Any]) -> bool:
+    """Whether a body may hold a grammar, which takes milliseconds to compile, the first one the whole vocabulary."""
+    choice = document.get("tool_choice")
+    is_forced = choice is not None and choice not in ("none", "auto")
+    return is_forced or any(document.get(name) is not None for name in (*FIELDS, "text"))
+
+
 def constraint_of(body: StructuredFields) -> Constraint | None:
     """What a body holds its answer to. Raises RequestError for a field that is wrong, and for two that differ."""
     found = [one for one in (from_format(body.response_format), from_vllm(body.structured_outputs)) if one is not None]
