@@ -1,20 +1,27 @@
 """`pocketllm serve`: a model behind the OpenAI HTTP API."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pocketllm.cli import engine_options as flags
 from pocketllm.cli.loading import LoadingBar
 from pocketllm.cli.output import command, say
+from pocketllm.errors import OptionError
+
+if TYPE_CHECKING:
+    from pocketllm.engine.serving.settings import ServerSettings
 
 PANEL = "Server"
+SECURITY = "Server: who may ask"
+WATCHING = "Server: logs and traces"
 EPILOG = """\b
 Examples:
   pocketllm serve
   pocketllm serve --model ./model.gguf --port 0 --max-num-seqs 16
-  pocketllm serve --host 0.0.0.0 --api-key-file keys.txt
+  pocketllm serve --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem
+  pocketllm serve --config serve.toml
 
 \b
 Then, from a shell:
@@ -29,7 +36,39 @@ Or from Python, with the openai package:
 """
 
 
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make a file's values the defaults of this call. Raises OptionError for a file that cannot be used."""
+    if path is None:
+        return None
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"--config {path} is not TOML: {error}") from error
+    known = {parameter.name for parameter in context.command.params if parameter.name not in ("config", "help")}
+    named = {name.replace("-", "_"): value for name, value in values.items()}
+    for name, value in named.items():
+        if name not in known:
+            raise OptionError(f"--config {path}: {name!r} is no option of pocketllm serve")
+        if isinstance(value, dict):
+            raise OptionError(f"--config {path}: {name} is a table; options are written without one")
+    context.default_map = {**(context.default_map or {}), **named}
+    return path
+
+
 def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of these options, by name; what is said on the command line wins.",
+            rich_help_panel=PANEL,
+            is_eager=True,
+            callback=command(read_config),
+        ),
+    ] = None,
     model: flags.Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=PANEL)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one and prints it.", rich_help_panel=PANEL)] = 8000,
@@ -44,17 +83,70 @@ def serve(
         typer.Option(
             help="File with API keys, one a line; $POCKETLLM_API_KEY adds more. Asked for on every route but /health "
             "and /ready.",
-            rich_help_panel=PANEL,
+            rich_help_panel=SECURITY,
         ),
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Serve other machines without an API key.", rich_help_panel=PANEL),
+        typer.Option(
+            "--allow-unauthenticated", help="Serve other machines without an API key.", rich_help_panel=SECURITY
+        ),
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
             help="Host header to accept beside the loopback names; may be repeated.",
+            rich_help_panel=SECURITY,
+        ),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Web page that may ask from a browser, like https://example.org; may be repeated.",
+            rich_help_panel=SECURITY,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate chain (PEM), to serve https.", rich_help_panel=SECURITY)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of --tls-cert (PEM).", rich_help_panel=SECURITY)
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", rich_help_panel=SECURITY)] = 8
+    * 2**20,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            help="debug, info, warning or error; info has one line a request, without its texts.",
+            rich_help_panel=WATCHING,
+        ),
+    ] = "warning",
+    log_format: Annotated[
+        str, typer.Option(help="text, or json: one object a line.", rich_help_panel=WATCHING)
+    ] = "text",
+    log_file: Annotated[
+        Path | None,
+        typer.Option(help="Where the log goes.", show_default="standard error", rich_help_panel=WATCHING),
+    ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Address that OpenTelemetry spans are sent to, like http://127.0.0.1:4318/v1/traces; needs the extra "
+            "otel.",
+            rich_help_panel=WATCHING,
+        ),
+    ] = None,
+    warm_up: Annotated[
+        bool,
+        typer.Option(
+            "--warm-up/--no-warm-up", help="Run the model once before requests are taken.", rich_help_panel=PANEL
+        ),
+    ] = True,
+    max_queued_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompt tokens that may wait before the queue refuses.",
+            show_default="any number",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -77,7 +169,7 @@ def serve(
     max_queued_requests: flags.MaxQueuedRequests = None,
     prefix_cache: flags.PrefixCache = None,
 ) -> None:
-    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics.
+    """Serve a model over HTTP, as OpenAI's API (chat, completions, responses) and Anthropic's messages.
 
     The port is taken first and /health answers while the model loads; /ready says when it has.
     Ctrl-C or SIGTERM lets running requests finish; once more ends at once.
@@ -106,29 +198,42 @@ def serve(
         api_key_file=api_key_file,
         allow_unauthenticated=allow_unauthenticated,
         allowed_hosts=tuple(name.lower() for name in allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_body_bytes=max_body_bytes,
+        max_queued_tokens=max_queued_tokens,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+        is_warmed_up=warm_up,
         shutdown_timeout_s=shutdown_timeout,
     )
+    set_up_logging(log_level, log_format, log_file)
     raise typer.Exit(run(options, settings))
 
 
-def server_settings(*, api_key_file: Path | None, **values: Any) -> Any:
+def set_up_logging(level: str, form: str, path: Path | None) -> None:
+    """Raises OptionError."""
+    from pocketllm.engine.serving import request_log
+
+    request_log.set_up_logging(level, form, path)
+
+
+def server_settings(*, api_key_file: Path | None, **values: Any) -> "ServerSettings":
     """ServerSettings with the keys of the file and the environment. Raises OptionError."""
     import os
 
     from pocketllm.engine.serving.settings import API_KEY_VARIABLE, ServerSettings, read_api_keys
+    from pocketllm.engine.serving.tracing import check_tracing
 
+    check_tracing(values["otlp_traces_endpoint"])
     return ServerSettings(**values, api_keys=read_api_keys(api_key_file, os.environ.get(API_KEY_VARIABLE)))
 
 
-def run(options: Any, settings: Any) -> int:
+def run(options: Any, settings: "ServerSettings") -> int:
     """Take the port, load, serve; the exit code."""
-    import logging
-
     from pocketllm.engine.serving.run import Process, bind, url
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     taken = bind(settings.host, settings.port)
-    say(f"listening on {url(taken)}")
 
     def load() -> Any:
         from pocketllm.engine.load import load_engine
@@ -138,7 +243,9 @@ def run(options: Any, settings: Any) -> int:
         say(plan_line(engine.plan))
         return engine
 
-    return Process(taken, settings, load, say).run()
+    process = Process(taken, settings, load, say)
+    say(f"listening on {url(taken, has_tls=settings.tls_cert is not None)}")
+    return process.run()
 
 
 def plan_line(plan: Any) -> str:

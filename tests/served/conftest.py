@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ import httpx
 import pytest
 
 from pocketllm.engine.serving.app import Server, create_app
-from pocketllm.engine.serving.run import bind, http_server
+from pocketllm.engine.serving.run import bind, http_server, url
 from pocketllm.engine.serving.settings import ServerSettings
 from tests.served.scripted import ScriptedEngine
 
@@ -27,13 +30,16 @@ class Served:
         self.engine = engine
         socket_taken = bind("127.0.0.1", 0)
         self.port = socket_taken.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        app = create_app(engine if is_loaded else None, settings or ServerSettings())
+        settings = settings or ServerSettings()
+        self.url = url(socket_taken, has_tls=settings.tls_cert is not None)
+        app = create_app(engine if is_loaded else None, settings)
         self.state: Server = app.state.server
-        self._http = http_server(app)
+        self._http = http_server(app, settings)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._http.serve(sockets=[socket_taken])))
         self._thread.start()
-        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.client = httpx.Client(
+            base_url=self.url, timeout=60, trust_env=False, verify=str(settings.tls_cert) if settings.tls_cert else True
+        )
         until(lambda: self._http.started)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -73,6 +79,7 @@ class Served:
 
     def stop(self) -> None:
         self.client.close()
+        self.state.close()
         self._http.should_exit = True
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
@@ -140,3 +147,54 @@ def smollm2_server(smollm2: Path) -> Iterator[Served]:
     yield server
     server.stop()
     server.engine.close()
+
+
+class Command:
+    """`pocketllm serve` in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("POCKETLLM_API")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pocketllm", "serve", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+
+    def url(self) -> str:
+        until(lambda: any("listening on" in line for line in self.lines) or self.process.poll() is not None)
+        return next(line.split()[-1] for line in self.lines if line.startswith("listening on http"))
+
+    def wait_ready(self) -> str:
+        url = self.url()
+        until(lambda: httpx.get(url + "/ready", trust_env=False).status_code == 200, 60)
+        return url
+
+    def end(self, timeout_s: float = 20) -> int:
+        """The exit code, once it has ended by itself."""
+        code = self.process.wait(timeout_s)
+        self._reader.join()
+        return code
+
+
+@pytest.fixture
+def run_command() -> Iterator[Callable[..., Command]]:
+    started: list[Command] = []
+
+    def start(*words: str) -> Command:
+        started.append(Command(*words))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.end()

@@ -44,9 +44,14 @@ class ScriptedTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id == END
 
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        return {}
+
 
 class ScriptedTemplate:
     """Renders `role: content` lines; refuses a conversation that begins with the assistant."""
+
+    source = ""
 
     def render(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **kwargs: object
@@ -80,6 +85,7 @@ class ScriptedLoop:
         self.refusal: Exception | None = None
         self.submitted: list[Request] = []
         self.num_tokens = 0
+        self.compiled: list[object] = []
         self.cancelled: list[str] = []
         self.active: dict[str, threading.Event] = {}
         self.listeners: list[Callable[[], None]] = []
@@ -95,6 +101,9 @@ class ScriptedLoop:
         self.submitted.append(request)
         self.active[request.request_id] = threading.Event()
         threading.Thread(target=self._run, args=(request, sink), daemon=True).start()
+
+    def compile(self, constraint: object) -> None:
+        self.compiled.append(constraint)
 
     def cancel(self, request_id: str) -> bool:
         self.cancelled.append(request_id)

@@ -1,10 +1,7 @@
 """A server's life: loading, ready, draining, gone; and what it counts on the way."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +16,7 @@ from pocketllm.engine.serving.app import Phase
 from pocketllm.engine.serving.run import bind
 from pocketllm.engine.serving.settings import ServerSettings
 from pocketllm.errors import MachineError, OptionError
-from tests.served.conftest import Served, until
+from tests.served.conftest import Command, Served, until
 from tests.served.scripted import ScriptedEngine, slow
 
 
@@ -147,57 +144,6 @@ def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:
 
 
 # -- the command, as a process ---------------------------------------------------------------------------------------
-class Command:
-    """`pocketllm serve` in a process of its own."""
-
-    def __init__(self, *words: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("POCKETLLM_API")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pocketllm", "serve", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-
-    def url(self) -> str:
-        until(lambda: any("listening on" in line for line in self.lines) or self.process.poll() is not None)
-        return next(line.split()[-1] for line in self.lines if line.startswith("listening on http://"))
-
-    def wait_ready(self) -> str:
-        url = self.url()
-        until(lambda: httpx.get(url + "/ready", trust_env=False).status_code == 200, 60)
-        return url
-
-    def end(self, timeout_s: float = 20) -> int:
-        """The exit code, once it has ended by itself."""
-        code = self.process.wait(timeout_s)
-        self._reader.join()
-        return code
-
-
-@pytest.fixture
-def run_command() -> Iterator[Callable[..., Command]]:
-    started: list[Command] = []
-
-    def start(*words: str) -> Command:
-        started.append(Command(*words))
-        return started[-1]
-
-    yield start
-    for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-        command.end()
-
-
 def test_the_command_serves_and_drains_at_sigterm(run_command: Callable[..., Command], tiny_gguf: Path) -> None:
     command = run_command("--model", str(tiny_gguf), "--port", "0", "--threads", "1")
     url = command.wait_ready()
