@@ -37,8 +37,9 @@ check: setup-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# without a network the tests that need the model are skipped, and say so; CI must have it
+# without a network the tests that need the model, or npm's packages, are skipped, and say so; CI must have them
 test: setup-test check
+	@! command -v npm > /dev/null || npm ci --silent --prefix tests/served/clients || test -z "$$CI"
 	@$(BIN)/pocketllm models pull smollm2-135m || test -z "$$CI"
 	$(BIN)/pytest
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -38,7 +39,10 @@ class Served:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._http.serve(sockets=[socket_taken])))
         self._thread.start()
         self.client = httpx.Client(
-            base_url=self.url, timeout=60, trust_env=False, verify=str(settings.tls_cert) if settings.tls_cert else True
+            base_url=self.url,
+            timeout=60,
+            trust_env=False,
+            verify=ssl.create_default_context(cafile=settings.tls_cert) if settings.tls_cert else True,
         )
         until(lambda: self._http.started)
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -399,3 +400,17 @@ def test_connections_that_say_nothing_keep_nobody_out(module_server: Served) -> 
     assert module_server.complete("a")["choices"][0]["text"] == "a"
     for connection in idle:
         connection.close()
+
+
+def test_the_dashboard_asks_for_series_that_exist(tiny_server: Served) -> None:
+    board = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"pocketllm:(\w+)", target["expr"])
+    }
+    told = set(re.findall(r"^pocketllm:(\w+)\{", tiny_server.client.get("/metrics").text, re.MULTILINE))
+
+    assert len(asked) > 15
+    assert asked <= told

@@ -1,0 +1,47 @@
+"""The soak in small: a few seconds in every run, a minute against a process of its own in the full one."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.served.conftest import load_served
+from tests.served.soak import Outcome, soak, start_server
+
+
+def test_three_seconds_of_random_clients_leave_nothing_behind(tiny_gguf: Path) -> None:
+    server = load_served(tiny_gguf)
+    server.state.names = ("soaked",)
+    try:
+        outcome = asyncio.run(soak(server.url, os.getpid(), 3.0, num_clients=6, seed=1, context=300))
+    finally:
+        server.stop()
+        server.engine.close()
+
+    assert outcome.faults == []
+    assert outcome.kv_usage_at_end == outcome.running_at_end == 0
+    assert set(outcome.kinds) == {"stream", "whole", "leave", "cancel", "bad", "other_address"}
+    assert set(outcome.statuses) <= {200, 400, 404, 413}
+
+
+def test_a_soak_calls_a_leak_and_a_server_that_grows_by_name() -> None:
+    outcome = Outcome(rss_mib=[100.0] * 15 + [105.0] * 5, kv_usage_at_end=0.25, running_at_end=1)
+    outcome.check()
+
+    assert [fault.split()[0] for fault in outcome.faults] == ["kv_cache_usage_perc", "1", "the"]
+    assert "5.0%" in outcome.faults[2]
+
+
+@pytest.mark.full
+def test_a_minute_of_sixteen_clients_against_a_process(tiny_gguf: Path) -> None:
+    process, url = start_server(str(tiny_gguf), ["--threads", "1"])
+    try:
+        outcome = asyncio.run(soak(url, process.pid, 60.0, num_clients=16, seed=2, context=400))
+    finally:
+        process.terminate()
+        errors = process.communicate()[1]
+
+    assert outcome.faults == []
+    assert outcome.kv_usage_at_end == outcome.running_at_end == 0
+    assert (process.returncode, "Traceback" in errors) == (0, False)
