@@ -1,7 +1,7 @@
 """`pocketllm models`: what each model is proved to do, and the cache of fetched ones."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,8 @@ Records = Annotated[
 Docs = Annotated[Path, typer.Option("--docs", help="Folder of the model pages.", show_default=True, metavar="FOLDER")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the catalog.", show_default=False)]
+Page = tuple[Path, str]
+"""Where a page lies, and its text."""
 RECORDS, DOCS = Path("records"), Path("docs/models")
 
 
@@ -58,23 +60,25 @@ def models(context: typer.Context, records: Records = RECORDS, as_json: AsJson =
     print_lines(table(names, cells, indent=""))
     for row in rows:
         if row.proofs:
-            print_lines(["", f"{row.model} on {row.device_class}", *proof_lines(row)])
+            print_lines(["", f"{row.model} on {row.device_class}", *proof_lines(row), *because_lines(row)])
 
 
 def show(name: Name, records: Records = RECORDS, as_json: AsJson = False) -> None:
-    """Show one model: where it comes from, whether it is in the cache, its rung with proofs and what is missing."""
+    """Show one model: what it is and does, whether it is in the cache, each rung's proofs, and what the next lacks."""
     from pocketllm.engine.weights.catalog import CATALOG, cached_path, is_cached
-    from pocketllm.evidence.pages.layout import facts
+    from pocketllm.evidence.pages.layout import facts, section
 
     source = read_source(records)
-    rows = [row for row in source.whole_ladder() if source.is_model(name, row.sha256, row.model)]
-    entry = CATALOG.get(name)
+    rows = source.rows_of(name)
     if not rows:
         known = ", ".join(dict.fromkeys(row.model for row in source.whole_ladder()))
         raise ModelNotFoundError(f"no model {name[:80]!r} in the catalog or in {records}; known: {known}")
+    entry = CATALOG.get(name)
     cached = cached_path(entry) if entry and is_cached(entry) else None
+    features = dict(feature_facts(name, source))
     if as_json:
-        write_json({"name": name, "cached": cached and str(cached), "ladder": [row.as_dict() for row in rows]})
+        ladder = [row.as_dict() for row in rows]
+        write_json({"name": name, "cached": cached and str(cached), "features": features, "ladder": ladder})
         return
     print_lines([name])
     if entry:
@@ -84,27 +88,66 @@ def show(name: Name, records: Records = RECORDS, as_json: AsJson = False) -> Non
             ("size", megabytes(entry.num_bytes)),
         )
         print_lines(facts(*about, ("cached", str(cached) if cached else f"no: pocketllm models pull {name}")))
+    print_lines(section("What it does", facts(*features.items())))
     for row in rows:
-        heading = f"{row.device_class}: rung {row.rung} of 4, {row.words}; freshness {row.freshness}"
-        print_lines(["", heading, *proof_lines(row)])
+        print_lines(["", f"{row.device_class}: rung {row.rung} of 4, {row.words}; freshness {row.freshness}"])
+        print_lines([*proof_lines(row), *because_lines(row), *elsewhere_lines(row)])
 
 
 def proof_lines(row: "LadderRow") -> list[str]:
-    """The records that a row stands on, and what the next rung lacks."""
+    """The records that a row stands on, each with its freshness, and what the next rung lacks."""
     from pocketllm.evidence.pages.layout import wrap
 
-    lines = [f"  {proof.rung}  {proof.what:<36} {proof.run_id}" for proof in row.proofs]
+    lines = [f"  {proof.rung}  {proof.what:<34} {proof.run_id}  {proof.freshness}" for proof in row.proofs]
     return lines + (wrap(f"next: {row.missing}") if row.missing else [])
 
 
-def check(records: Records = RECORDS, docs: Docs = DOCS) -> None:
-    """Exit 1 when a model page, or the README, claims more than the records prove."""
-    from pocketllm.evidence.model_pages import overclaims
+def because_lines(row: "LadderRow") -> list[str]:
+    """What made proofs less than current, each sentence once, with the rungs that it is about."""
+    from pocketllm.evidence.pages.layout import wrap
 
-    source = read_source(records)
+    rungs: dict[str, dict[int, None]] = {}
+    for proof in row.proofs:
+        if proof.because and proof.freshness != "recent":
+            rungs.setdefault(proof.because, {})[proof.rung] = None
+    if not rungs and row.because:
+        return wrap(row.because)
+    return [line for why, found in rungs.items() for line in wrap(f"rung {', '.join(map(str, found))}: {why}")]
+
+
+def elsewhere_lines(row: "LadderRow") -> list[str]:
+    """Machines of the proofs that are not this one: the tokens hold on one of the same class, the speeds do not."""
+    from pocketllm.evidence.ladder.freshness import machine_words
+    from pocketllm.evidence.pages.layout import wrap
+    from pocketllm.evidence.provenance import gpu
+    from pocketllm.evidence.provenance.machine import hard_facts
+
+    here = machine_words({**hard_facts(), **gpu.hard_facts()})
+    others = dict.fromkeys(machine_words(proof.machine) for proof in row.proofs if proof.kind != "inspect")
+    return [
+        line for machine in others if machine not in ("", here) for line in wrap(f"proved on {machine}; here {here}")
+    ]
+
+
+def feature_facts(name: str, source: "Source") -> Iterator[tuple[str, str]]:
+    """What the family declares and the file holds, without the markup of a page."""
+    from pocketllm.evidence.model_pages.tables import feature_rows
+
+    for what, told, _ in feature_rows(name, source):
+        yield what.replace("`", ""), told.replace("`", "")
+
+
+def check(records: Records = RECORDS, docs: Docs = DOCS) -> None:
+    """Exit 1 when a model page, or the README, claims more than the records prove, or a table there is not theirs."""
+    from pocketllm.evidence.model_pages.claims import discrepancies, overclaims
+
+    source = read_source(records, with_freshness=False)
     pages = read_pages(docs)
-    found = [claim for page, text in pages for claim in overclaims(page.name, text, source_for(page, source))]
-    print_lines([str(claim) for claim in found])
+    found: list[str] = []
+    for page, text in pages:
+        seen = source_for(page, source, pages)
+        found += map(str, (*overclaims(page.name, text, seen), *discrepancies(page.name, text, seen)))
+    print_lines(found)
     if found:
         raise typer.Exit(1)
     say(f"{len(pages)} pages claim no more than the records prove")
@@ -114,8 +157,9 @@ def docs(records: Records = RECORDS, docs: Docs = DOCS) -> None:
     """Write the generated tables of the model pages and the README anew, and print the pages that changed."""
     from pocketllm.evidence.model_pages import regenerate
 
-    source = read_source(records)
-    written = [(page, text, regenerate(page.name, text, source_for(page, source))) for page, text in read_pages(docs)]
+    source = read_source(records, with_freshness=False)
+    pages = read_pages(docs)
+    written = [(page, text, regenerate(page.name, text, source_for(page, source, pages))) for page, text in pages]
     for page, before, after in written:
         if after != before:
             try:
@@ -125,25 +169,35 @@ def docs(records: Records = RECORDS, docs: Docs = DOCS) -> None:
             typer.echo(page.as_posix())
 
 
-def read_source(records: Path) -> "Source":
-    """Ladder, evidence and the catalog's digests; says so when there is no such folder."""
+def read_source(records: Path, with_freshness: bool = True) -> "Source":
+    """Ladder, evidence, the catalog's digests and the families' declarations; says so when there is no such folder.
+
+    Freshness asks git for much, and no page speaks of it.
+    """
+    from pocketllm.engine.models.registry import find_family, known_architectures
     from pocketllm.engine.weights.catalog import CATALOG
-    from pocketllm.evidence.ladder import dated, load
+    from pocketllm.evidence.ladder import load, undated
+    from pocketllm.evidence.ladder.freshness import freshened
     from pocketllm.evidence.model_pages import Source
 
     if not records.is_dir():
         say(f"no folder {records}: without records nothing is proved")
     pinned = {entry.name: entry.sha256 for entry in CATALOG.values()}
     evidence = load(records)
-    return Source(dated(evidence, records), evidence, pinned)
+    rows = undated(evidence, records)
+    rows = freshened(rows, records) if with_freshness else rows
+    spoken_of = {row.architecture for row in rows} & {*known_architectures()}
+    declared = {name: vars(find_family(name).capability) for name in sorted(spoken_of)}
+    return Source(rows, evidence, pinned, declared)
 
 
-def source_for(page: Path, source: "Source") -> "Source":
-    """The same source, with links that start where this page lies: docs/models/ or, for the README, the root."""
-    return source if page.parent.name == "models" else replace(source, root="")
+def source_for(page: Path, source: "Source", pages: Sequence[Page]) -> "Source":
+    """The same source for one page: with the models that have one, and where its links start (the README: the root)."""
+    names = frozenset(other.stem for other, _ in pages)
+    return replace(source, pages=names, root=source.root if page.parent.name == "models" else "")
 
 
-def read_pages(folder: Path) -> list[tuple[Path, str]]:
+def read_pages(folder: Path) -> list[Page]:
     """The model pages, the README two folders above them, and their text; OptionError when there are no pages."""
     pages = sorted(folder.glob("*.md"))
     readme = folder.resolve().parent.parent / "README.md"

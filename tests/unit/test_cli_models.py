@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 from pocketllm.cli.main import app
 from pocketllm.engine.weights import catalog
 from pocketllm.errors import RecordError
-from pocketllm.evidence.ladder import LadderRow
-from pocketllm.evidence.model_pages import Source, is_staged, overclaims, regenerate
+from pocketllm.evidence.ladder import Evidence, LadderRow
+from pocketllm.evidence.model_pages import Source, regenerate
+from pocketllm.evidence.model_pages.claims import discrepancies, overclaims
 from pocketllm.evidence.store import RecordWriter, keep
+from tests.suites import write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = CliRunner()
@@ -88,6 +91,7 @@ def golden(outcome: str = "IDENTICAL") -> str:
 
 
 def prove_rung_4() -> list[str]:
+    write_suite(Path("records/fixtures") / str(MODEL["name"]))
     parity = {"subject": "logits", "oracle": "float", "n": 512, "kl": 1e-7, "passed": True}
     ids = [kept("inspect", [], {"report": {"errors": []}}), kept("parity", [parity]), golden()]
     return [*ids, bench(served=True)]
@@ -141,18 +145,29 @@ def test_showing_a_model_tells_its_proofs_and_what_the_next_rung_lacks(folder: P
 
     text = call("show", "smollm2-135m").stdout
 
-    assert "cpu: rung 1 of 4, inspect only" in text
-    assert run_id in text
+    assert "cpu: rung 1 of 4, inspect only; freshness unknown" in text
+    assert re.search(rf"1  inspect without errors +{run_id}  unknown", text)
     assert "next: a parity record of family llama" in text
     assert "pocketllm models pull smollm2-135m" in text
     assert json.loads(call("show", "smollm2-135m", "--json").stdout)["ladder"][0]["rung"] == 1
+
+
+def test_another_machine_is_told_beside_what_was_proved_on_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove_rung_4()
+    assert "; here " not in call("show", "smollm2-135m").stdout
+
+    monkeypatch.setattr("pocketllm.evidence.provenance.machine.hard_facts", lambda: {"cpu": "Z80", "cores_usable": 1})
+
+    assert "; here Z80, 1 core " in " ".join(call("show", "smollm2-135m").stdout.split()) + " "
 
 
 def test_a_run_with_an_arm_slowed_on_purpose_is_no_speed_of_the_model() -> None:
     plain = {"arms": [{"name": "base", "options": {}}, {"name": "peer", "options": {"prefill_chunk": 64}}, {}]}
     slowed = {"arms": [{"name": "base", "options": {}}, {"name": "slow", "options": {"test_step_delay": 0.05}}]}
 
-    assert [is_staged(plain), is_staged(slowed), is_staged({})] == [False, True, False]
+    staged = [Evidence("0", "bench", document, ()).is_staged for document in (plain, slowed, {})]
+
+    assert staged == [False, True, False]
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(folder: Path) -> None:
@@ -177,10 +192,12 @@ def test_the_tables_of_a_page_are_written_from_records_and_pass_the_check(folder
     assert "outdated" not in text
     assert "between" in text
     assert "| `smollm2-135m` | llama | cpu | 4 text + server |" in text
-    assert "| prefill, 256 in / 1 out | base | 500.0 | 1 | baseline |" in text
-    assert "| prefill, 256 in / 1 out | peer | 1000.0 | 0.500× (0.490–0.510) | FASTER |" in text
+    assert "**prefill, 256 in / 1 out** on `cpu`, over HTTP" in text
+    assert "| prefill | base | 500.0 tokens/s | 1 | baseline |" in text
+    assert "| prefill | peer | 1000.0 tokens/s | 0.500× (0.490–0.510) | FASTER |" in text
     for run_id in ids:
-        target = text.split(f"[{run_id[:12]}](")[1].split(")")[0]
+        assert f"][{run_id[:16]}]" in text
+        target = text.split(f"[{run_id[:16]}]: ")[1].split("\n")[0]
         assert (page.parent / target).is_file()
     assert call("docs").stdout == ""
     call("check")
@@ -214,6 +231,84 @@ def test_a_page_that_claims_what_was_later_disproved_fails_the_check(folder: Pat
     assert "claims rung 4 (text + server) for smollm2-135m on cpu, records prove 2 (experimental)" in result.stdout
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_deleting_a_record_demotes_and_the_page_then_claims_too_much(folder: Path, place: int) -> None:
+    ids = prove_rung_4()
+    pages()
+    call("docs")
+    [path] = Path("records").glob(f"*/year=*/{ids[place]}.parquet")
+    path.unlink()
+
+    rows = {row["model"]: row for row in json.loads(call("--json").stdout)}
+    assert rows["smollm2-135m"]["rung"] == (0, 1, 2, 2)[place]
+    assert "claims rung 4 (text + server) for smollm2-135m" in call("check", expected=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("500.0 tokens/s", "900.0 tokens/s"), ("0.500×", "0.100×"), ("FASTER", "SAME"), ("cpu |", "gpu |")],
+)
+def test_a_generated_table_that_a_hand_has_edited_fails_the_check(folder: Path, old: str, new: str) -> None:
+    prove_rung_4()
+    page = pages()
+    call("docs")
+    text = page.read_text()
+    assert old in text
+    page.write_text(text.replace(old, new, 1))
+
+    told = call("check", expected=1).stdout
+
+    assert re.search(r"smollm2-135m\.md:\d+: the records do not say '.*" + re.escape(new), told)
+
+
+def test_a_page_that_says_less_than_the_records_prove_passes(folder: Path) -> None:
+    kept("inspect", [], {"report": {"errors": []}})
+    pages("# Page\n\n<!-- generated: performance smollm2-135m -->\n<!-- end -->\n")
+    bench(served=False)
+
+    call("check")
+
+
+def test_a_page_tells_what_the_family_declares_and_the_file_holds(folder: Path) -> None:
+    report = {
+        "errors": [],
+        "memory": {"context_length": 8192, "kv_bytes_per_token": {"float16": 23040}},
+        "tokenizer": {"has_chat_template": False},
+        "quant_types": [{"type": "Q4_1", "tensors": 210}],
+    }
+    kept("inspect", [], {"report": report})
+    page = pages("<!-- generated: features smollm2-135m -->\n<!-- end -->\n")
+    call("docs")
+
+    text = page.read_text()
+    for cell in ("yes, as family `llama`", "as many as the cache holds", "`rms_norm`, `rope`", "8,192 tokens"):
+        assert f"{cell}" in text
+    assert "refused with a sentence" in text
+    assert "22.5 KiB" in call("show", "smollm2-135m").stdout
+    assert json.loads(call("show", "smollm2-135m", "--json").stdout)["features"]["context"] == "8,192 tokens"
+
+
+def test_a_declared_field_that_nobody_put_into_words_is_told_by_its_name() -> None:
+    model = {"name": "m", "sha256": "f" * 64, "architecture": "llama"}
+    inspection = Evidence("0" * 26, "inspect", {"model": model, "report": {"errors": []}}, ())
+    declared = {"llama": {"max_num_seqs": 4, "supports_rest": True, "state": frozenset({"b", "a"}), "top": None}}
+
+    text = regenerate("m.md", "<!-- generated: features m -->\n<!-- end -->\n", Source([], [inspection], {}, declared))
+
+    for line in ("requests in one step | at most 4", "supports rest | yes", "state | a, b", "top | not said"):
+        assert f"| {line} |" in text
+    unknown = regenerate("m.md", "<!-- generated: features m -->\n<!-- end -->\n", Source([], [inspection], {}))
+    assert "no: there is no family llama" in unknown
+
+
+def test_weights_that_the_catalog_no_longer_serves_are_superseded() -> None:
+    row = LadderRow("m", "llama", "0" * 64, "cpu", 3, "current", (), "")
+    [found, pinned] = Source([row], [], {"m": "f" * 64}).whole_ladder()
+
+    assert (found.freshness, found.because) == ("superseded", "the catalog's m has other weights now")
+    assert (pinned.rung, pinned.freshness) == (0, "unknown")
+
+
 @pytest.mark.parametrize(
     ("name", "line", "exit_code"),
     [
@@ -224,6 +319,10 @@ def test_a_page_that_claims_what_was_later_disproved_fails_the_check(folder: Pat
         ("smollm2-135m.md", "| smollm2-135m | llama | cuda | 1 inspect only | | |", 1),
         ("smollm2-135m.md", "| smollm2-135m | llama | cpu | 9 better than all | | |", 1),
         ("smollm2-135m.md", "| smollm2-135m | llama | cpu-reference | 1 inspect only | | |", 1),
+        ("smollm2-135m.md", "| [smollm2-135m](x.md) | llama | cpu | 2 experimental |", 1),
+        ("smollm2-135m.md", "| [smollm2-135m](x.md) | llama | cpu | 1 inspect only |", 0),
+        ("smollm2-135m.md", "Good for text + server.", 1),
+        ("smollm2-135m.md", "Good for text, CLI only.", 1),
         ("gemma3-270m.md", "rung 1", 1),
         ("README.md", "rung 1", 0),
         ("README.md", "rung 2", 1),
@@ -255,7 +354,10 @@ def test_records_of_other_weights_under_the_catalog_s_name_prove_nothing(folder:
         ("<!-- end -->\n", "x.md:1: unexpected marker"),
         ("<!-- generated: ladder * -->\n<!-- generated: ladder * -->\n<!-- end -->\n", "x.md:2: unexpected marker"),
         ("<!-- generated: ladder -->\n<!-- end -->\n", "x.md:1: unexpected marker"),
-        ("<!-- generated: poem * -->\n<!-- end -->\n", "no generated part 'poem'; known: ladder, performance"),
+        (
+            "<!-- generated: poem * -->\n<!-- end -->\n",
+            "no generated part 'poem'; known: matrix, ladder, features, performance",
+        ),
     ],
 )
 def test_markers_that_do_not_pair_are_refused_and_the_page_left_alone(folder: Path, text: str, complaint: str) -> None:
@@ -279,14 +381,44 @@ def test_exactly_the_claims_above_the_proof_are_found(rung: int, claimed: int) -
 
     assert len(found) == (2 if claimed > rung else 0)
     written = regenerate("m.md", "<!-- generated: ladder m -->\n<!-- end -->\n", source)
-    assert not list(overclaims("m.md", written, source))
+    assert not [*overclaims("m.md", written, source), *discrepancies("m.md", written, source)]
     assert regenerate("m.md", written, source) == written
+
+
+# -- the pages of this repository --------------------------------------------------------------------------------------
+OWN_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "models").glob("*.md"))]
 
 
 def test_the_pages_of_this_repository_claim_no_more_than_its_records_prove(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
     call("check")
+
+
+@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = {*re.findall(r"\]\(([^)#:]+)[^):]*\)", text), *re.findall(r"^\[\w+\]: (\S+)$", text, re.M)}
+
+    assert targets
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_model_of_the_catalog_has_a_page_that_tells_how_to_run_it_and_what_it_supports() -> None:
+    for name in catalog.CATALOG:
+        text = (ROOT / "docs" / "models" / f"{name}.md").read_text(encoding="utf-8")
+        for part in ("ladder", "features", "performance"):
+            assert f"<!-- generated: {part} {name} -->" in text
+        assert f"pocketllm models pull {name}" in text
+        assert "\n## Limits\n" in text
+
+
+def test_the_table_of_the_readme_can_be_read_as_text() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("<!-- generated: matrix * -->")[1].split("<!-- end -->")[0]
+
+    assert max(map(len, table.splitlines())) <= 100
+    assert not re.search(r"[0-9A-HJKMNP-TV-Z]{20}", table)
 
 
 def test_a_page_without_generated_parts_is_left_as_it_is() -> None:
@@ -342,7 +474,7 @@ def test_removing_wants_a_yes(folder: Path) -> None:
     assert "no model named" in call("rm", "../../etc", "--yes", expected=2).stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no-pseudo-terminals")
+@pytest.mark.skipif(sys.platform == "win32", reason="no-pseudo-terminal")
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", True), (b"y\n", False)])
 def test_somebody_at_a_terminal_is_asked(folder: Path, answer: bytes, left: bool) -> None:
     import pty

@@ -1,7 +1,6 @@
 """The ladder: each rung by its records and no other way, demotion at once, nothing across checkpoints or devices."""
 
 import dataclasses
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
-from pocketllm.evidence import freshness
 from pocketllm.evidence.ladder import Evidence, LadderRow, compute, ladder
+from pocketllm.evidence.ladder.suite import Suite, suite_of, suites_of
 from pocketllm.evidence.store import RecordWriter, keep
-from pocketllm.evidence.suite import suites_of
+from tests.suites import CASES, write_suite
 
 SHA, OTHER_SHA, TINY_SHA = "a" * 64, "b" * 64, "c" * 64
 MODEL = {"name": "smol", "sha256": SHA, "architecture": "llama", "quant_types": ["F32", "Q4_1"]}
@@ -58,10 +57,11 @@ TIMED = make("bench", **BENCH)
 HTTP = make("golden", served_rows())
 SERVED = make("bench", **{**BENCH, "served": True})
 WHOLE = (INSPECT, PARITY, GENERATE, TIMED, HTTP, SERVED)
+CAPITAL = {"smol": Suite(frozenset({("capital", "generate"), ("capital", "http_chat")}))}
 
 
 def climb(*makes: Make, sha256: str = SHA, device_class: str = "cpu") -> LadderRow | None:
-    rows = compute(made(f"{place:026d}") for place, made in enumerate(makes))
+    rows = compute((made(f"{place:026d}") for place, made in enumerate(makes)), CAPITAL)
     return next((found for found in rows if (found.sha256, found.device_class) == (sha256, device_class)), None)
 
 
@@ -149,7 +149,7 @@ def test_two_backends_of_one_device_climb_apart_and_an_inspection_alone_makes_no
         return again
 
     makes = [INSPECT, *(by("reference", made) for made in WHOLE[1:]), by("cpu", GENERATE)]
-    rows = compute(made(f"{place:026d}") for place, made in enumerate(makes))
+    rows = compute((made(f"{place:026d}") for place, made in enumerate(makes)), CAPITAL)
 
     assert {row.device_class: row.rung for row in rows} == {"cpu": 1, "cpu-reference": 4}
 
@@ -217,7 +217,7 @@ def test_quant_types_that_no_parity_record_covers_are_named() -> None:
 
 
 def test_a_parity_record_alone_makes_no_row_for_its_tiny_checkpoint() -> None:
-    assert compute([PARITY("1")]) == []
+    assert compute([PARITY("1")], CAPITAL) == []
 
 
 # -- rung 4 ------------------------------------------------------------------------------------------------------------
@@ -362,78 +362,6 @@ def test_the_order_of_passing_records_does_not_matter(order: list[int]) -> None:
     assert rung(*(WHOLE[place] for place in order)) == 4
 
 
-# -- freshness ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ([], "current"),
-        (["pocketllm/engine/serving/app.py"], "recent"),
-        (["pocketllm/engine/models/families/qwen2_moe.py"], "recent"),
-        (["pocketllm/engine/models/families/gpt_oss.py"], "stale"),
-        (["pocketllm/engine/models/blocks.py"], "stale"),
-        (["pocketllm/engine/backends/reference/ops.py", "pocketllm/errors.py"], "stale"),
-        (["pocketllm/engine/weights/quant/q4_1.py"], "stale"),
-    ],
-)
-def test_freshness_follows_what_the_proof_was_bound_to(changed: list[str], expected: str) -> None:
-    assert freshness.judge("gpt-oss", changed) == expected
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    for name in ("pocketllm/cli/main.py", "pocketllm/engine/models/families/llama.py", "records/README.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("1\n")
-    commit(tmp_path, "init")
-    return tmp_path
-
-
-def commit(folder: Path, *first: str) -> str:
-    identity = ("-c", "user.name=n", "-c", "user.email=e@x")
-    for words in (
-        [*first, "-q"] if first else ["status"],
-        ["add", "."],
-        [*identity, "commit", "-qm", "x", "--allow-empty"],
-    ):
-        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
-    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def fresh(checkout: Path, **code: Any) -> str:
-    return freshness.freshness_of("llama", [code], checkout / "records")
-
-
-def test_freshness_is_read_from_the_checkout_that_holds_the_records(checkout: Path) -> None:
-    proved = commit(checkout)
-    (checkout / "records" / "new.parquet").write_text("x")
-    commit(checkout)
-    assert fresh(checkout, commit=proved, dirty=False) == "current"
-
-    (checkout / "pocketllm/cli/main.py").write_text("2\n")
-    assert fresh(checkout, commit=proved, dirty=False) == "recent"
-
-    (checkout / "pocketllm/engine/models/families/llama.py").write_text("2\n")
-    commit(checkout)
-    assert fresh(checkout, commit=proved, dirty=False) == "stale"
-
-
-@pytest.mark.parametrize("code", [{}, {"commit": "0" * 40, "dirty": False}, {"commit": "--all", "dirty": False}])
-def test_freshness_is_unknown_where_git_cannot_tell(checkout: Path, code: dict[str, Any]) -> None:
-    assert fresh(checkout, **code) == "unknown"
-
-
-def test_a_proof_from_uncommitted_changes_has_unknown_freshness(checkout: Path) -> None:
-    proved = commit(checkout)
-
-    assert fresh(checkout, commit=proved, dirty=True) == "unknown"
-    assert fresh(checkout, commit=proved) == "unknown"
-
-
-def test_freshness_is_unknown_outside_a_checkout(tmp_path: Path) -> None:
-    assert fresh(tmp_path, commit="0" * 40, dirty=False) == "unknown"
-
-
 # -- through real files ------------------------------------------------------------------------------------------------
 def written(folder: Path, made: Make) -> Path:
     """The same evidence as a real record kept under a records folder."""
@@ -450,6 +378,7 @@ def written(folder: Path, made: Make) -> Path:
 
 
 def test_records_of_every_kind_written_and_kept_lead_to_rung_4(tmp_path: Path) -> None:
+    write_suite(tmp_path / "fixtures" / "smol")
     for expected, made in zip((1, 2, 2, 3, 3, 4), WHOLE, strict=True):
         path = written(tmp_path, made)
         [found] = ladder(tmp_path)
@@ -470,7 +399,8 @@ def test_local_and_incomplete_records_are_not_evidence(tmp_path: Path) -> None:
 
 
 # -- the whole suite ---------------------------------------------------------------------------------------------------
-SUITE = {"smol": frozenset({("capital", "generate"), ("emoji", "in_process"), ("capital", "http_chat")})}
+PAIRS = frozenset({("capital", "generate"), ("emoji", "in_process"), ("capital", "http_chat")})
+SUITE = {"smol": Suite(PAIRS)}
 
 
 def rung_of(*makes: Make) -> LadderRow:
@@ -496,7 +426,7 @@ def test_a_golden_record_of_a_part_of_the_suite_proves_no_rung(
 
 
 def test_a_served_record_of_a_part_of_the_suite_proves_nothing_of_the_server() -> None:
-    suite = {"smol": SUITE["smol"] | {("long-prompt", "http_completions")}}
+    suite = {"smol": Suite(PAIRS | {("long-prompt", "http_completions")})}
     makes = [INSPECT, PARITY, make("golden", [row("generate"), row("in_process", case="emoji")]), TIMED, HTTP, SERVED]
     [found] = compute([made(f"{place:026d}") for place, made in enumerate(makes)], suite)
 
@@ -512,16 +442,52 @@ def test_a_later_record_of_one_case_does_not_hide_the_one_of_the_whole_suite() -
 
 def test_the_suite_is_read_from_the_fixtures_beside_the_records(tmp_path: Path) -> None:
     folder = tmp_path / "fixtures" / "smol"
-    folder.mkdir(parents=True)
-    (folder / "capital.json").write_text('{"case": "capital", "paths": ["generate", "http_chat:stream@2"]}')
+    write_suite(folder)
     (folder / "capital.cpu.json").write_text('{"case": "capital", "expected": {}}')
 
-    assert suites_of(tmp_path) == {"smol": {("capital", "generate"), ("capital", "http_chat")}}
+    [(name, suite)] = suites_of(tmp_path).items()
+    assert (name, suite.lacks) == ("smol", ())
+    assert suite.pairs >= {("capital", "generate"), ("capital", "http_chat")}
+    assert len(suite.pairs) == len(CASES) + 1
 
     (folder / "torn.json").write_text("{")
     with pytest.raises(RecordError, match=r"cannot read the fixture torn\.json"):
         suites_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "lacks"),
+    [
+        ("long", ("a prompt of several prefill chunks", "64 decode steps")),
+        ("emoji", ("text beyond ASCII",)),
+        ("stop", ("a stop string",)),
+        ("sampled", ("a sampled case with a seed",)),
+        ("turn", ("a second turn",)),
+    ],
+)
+def test_a_suite_says_which_kind_of_case_it_leaves_out(left_out: str, lacks: tuple[str, ...]) -> None:
+    assert suite_of([case for name, case in CASES.items() if name != left_out]).lacks == lacks
+
+
+def test_a_model_without_a_chat_needs_no_second_turn() -> None:
+    assert suite_of([case for case in CASES.values() if "messages" not in case]).lacks == ()
+
+
+def test_a_suite_with_a_gap_and_no_suite_at_all_prove_no_golden_rung() -> None:
+    evidence = [made(f"{place:026d}") for place, made in enumerate(WHOLE)]
+    [gap] = compute(evidence, {"smol": Suite(CAPITAL["smol"].pairs, ("a stop string",))})
+    [none] = compute(evidence, {"another": CAPITAL["smol"]})
+
+    assert (gap.rung, gap.missing) == (2, "a suite of fixtures with a stop string")
+    assert (none.rung, none.missing) == (2, "a suite of fixtures with any case")
+
+
+def test_a_run_with_an_arm_slowed_on_purpose_proves_nothing_of_the_model() -> None:
+    slowed = [{"name": "base", "options": {}}, {"name": "slow", "options": {"test_step_delay": 0.05}}]
+
+    assert rung(INSPECT, PARITY, GENERATE, make("bench", **BENCH, arms=slowed)) == 2
+    assert rung(INSPECT, PARITY, GENERATE, make("bench", **BENCH, arms=slowed[:1])) == 3
+
+
 def test_calibrations_and_imported_runs_make_no_row_of_the_ladder() -> None:
-    assert compute([make("calibration")("1"), make("imported")("2")]) == []
+    assert compute([make("calibration")("1"), make("imported")("2")], CAPITAL) == []

@@ -53,12 +53,17 @@ def difference_digest(root: Path, difference: bytes, untracked: bytes) -> str:
     return digest.hexdigest()
 
 
-def git(folder: Path, *words: str) -> bytes | None:
+def git(folder: Path, *words: str, stdin: bytes | None = None) -> bytes | None:
     """Output of a read-only git command, or None when it cannot be had."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, timeout=20, env=environment, check=True
+            ["git", "-C", str(folder), *words],
+            input=stdin,
+            capture_output=True,
+            timeout=20,
+            env=environment,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

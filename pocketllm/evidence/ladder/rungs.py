@@ -1,191 +1,22 @@
-"""The status ladder: a rung is a query over committed records, never a written word.
+"""Climbing: what each rung asks of the records, and what is missing; pure.
 
-Proofs are of the same checkpoint sha256 and device class (rung 1: any device class, for an inspection runs nothing;
-rung 2: the same family, quant types and device class):
-
-0 unproven        nothing
-1 inspect only    an `inspect` record without errors
-2 experimental    + `parity` records inside tolerance that cover the family and every quant type of the checkpoint,
-                  or one of 64 positions or more of the checkpoint itself
-3 text, CLI only  + a `golden` record of the whole suite through `generate`, all IDENTICAL or TIE, + a valid `bench`
-                  record with a null arm
-4 text + server   + a `golden` record of the whole suite through HTTP (stream and not, concurrency 2, cancel, shutdown),
-                  + a served `bench`
-
-A rung stands on the ones below it. What counts is the latest judgement of each check: a failure demotes at once and
-until the same check passes again; UNRECORDED, NOT JUDGED and an INVALID bench run neither prove nor demote.
+What counts is the latest judgement of each check: a failure demotes at once and until the same check passes again;
+UNRECORDED, NOT JUDGED and an INVALID bench run neither prove nor demote.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
-from pocketllm.evidence.device_class import recorded_device_class
-from pocketllm.evidence.freshness import UNKNOWN, freshness_of
-from pocketllm.evidence.schema import KINDS
-from pocketllm.evidence.store import list_records
-from pocketllm.evidence.suite import HTTP_WAYS, PASSED, Row, Suite, http_lacks, proves_generate, suite_lacks, suites_of
+from pocketllm.evidence.ladder.rows import UNKNOWN, Evidence, LadderRow, Proof, Subject, proof
+from pocketllm.evidence.ladder.suite import HTTP_WAYS, PASSED, Row, Suite, http_lacks, proves_generate, suite_lacks
 
-WORDS = ("unproven", "inspect only", "experimental", "text, CLI only", "text + server")
 FAILED = frozenset({"REGRESSION", "DRIFT", "DIVERGED"})
-SUBJECT_KINDS = frozenset({"inspect", "golden", "bench"})
-"""Kinds of which a record makes a ladder row; calibrations and imported runs are no proof of anything here."""
-NO_SUITES: Mapping[str, Suite] = {}
 TEACHER_FORCED = 64
 """Positions of the real checkpoint that prove as much as a tiny one of its family."""
 
-SERVED_CLASSES = frozenset({"attach", "process"})
-"""Isolation classes whose arms are servers, of any make."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One complete run: its document, its rows, and where it lies below the records folder."""
-
-    run_id: str
-    kind: str
-    document: Mapping[str, Any]
-    rows: Sequence[Row]
-    path: str = ""
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        model = self.document.get("model")
-        return model if isinstance(model, Mapping) else {}
-
-    @property
-    def device_class(self) -> str:
-        return recorded_device_class(self.document)
-
-    @property
-    def quant_types(self) -> frozenset[str]:
-        return frozenset(self.model.get("quant_types") or ())
-
-
-@dataclass(frozen=True)
-class Proof:
-    """One record that a rung stands on."""
-
-    rung: int
-    what: str
-    run_id: str
-    path: str
-    code: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class LadderRow:
-    """What one checkpoint is proved to do on one device class."""
-
-    model: str
-    architecture: str
-    sha256: str
-    device_class: str
-    rung: int
-    freshness: str
-    proofs: tuple[Proof, ...]
-    missing: str
-    """What the next rung lacks, in a sentence; empty on the last."""
-
-    @property
-    def words(self) -> str:
-        return WORDS[self.rung]
-
-    @classmethod
-    def unproven(cls, model: str, sha256: str) -> Self:
-        """The row of a model that no record speaks of."""
-        return cls(model, "", sha256, "any", 0, UNKNOWN, (), "an inspect record of this checkpoint")
-
-    def renamed(self, model: str) -> Self:
-        """The same row under another name of the model."""
-        return replace(self, model=model)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as JSON has it."""
-        return {**asdict(self), "words": self.words}
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a ladder row is about."""
-
-    sha256: str
-    device_class: str
-    model: str
-    architecture: str
-    quant_types: frozenset[str]
-
-
-def ladder(records: Path) -> list[LadderRow]:
-    """The ladder of the records kept under a `records/` folder; RecordError when one of them cannot be read."""
-    return dated(load(records), records)
-
-
-def dated(evidence: Iterable[Evidence], records: Path) -> list[LadderRow]:
-    """The ladder of loaded records with its freshness, told by the checkout that holds the records folder."""
-    return [
-        replace(row, freshness=freshness_of(row.architecture, [proof.code for proof in row.proofs], records))
-        for row in compute(evidence, suites_of(records))
-    ]
-
-
-def load(records: Path) -> list[Evidence]:
-    """Complete records of a `records/` folder, oldest first; those in `records/local/` are not evidence."""
-    folders = [records / kind for kind in KINDS if (records / kind).is_dir()]
-    return [
-        Evidence(found.run_id, found.kind, found.document, found.row_dicts, found.path.relative_to(records).as_posix())
-        for found in list_records(folders)
-        if found.complete
-    ]
-
-
-def compute(evidence: Iterable[Evidence], suites: Mapping[str, Suite] = NO_SUITES) -> list[LadderRow]:
-    """The ladder of loaded records, by model name, then device class; pure. Freshness is left unknown.
-
-    A golden record proves something of a model in `suites` only when it holds every case of its suite.
-    """
-    ordered = sorted(evidence, key=lambda item: item.run_id)
-    superseded = {run_id for item in ordered for run_id in item.document.get("supersedes") or ()}
-    counted = [item for item in ordered if item.run_id not in superseded and speaks_of_us(item)]
-    return [climb(subject, counted, suites.get(subject.model, frozenset())) for subject in subjects(counted)]
-
-
-def speaks_of_us(item: Evidence) -> bool:
-    """Whether a record is about this engine: not a golden run mutated on purpose, nor runs against a server by URL.
-
-    A bench run against servers counts where its baseline is this engine, which the run has found out (`served`).
-    """
-    if item.kind == "golden":
-        selection = item.document.get("selection")
-        return not item.document.get("mutate") and not (isinstance(selection, Mapping) and selection.get("url"))
-    by_servers = item.kind == "bench" and item.document.get("isolation") in SERVED_CLASSES
-    return not by_servers or item.document.get("served") is True
-
-
-def subjects(evidence: Sequence[Evidence]) -> list[Subject]:
-    """Each checkpoint and device class that an inspect, golden or bench record names, as its latest record tells it.
-
-    A parity record alone makes no subject: its checkpoint is a tiny stand-in for the family. An inspection runs on no
-    device, so it makes one only of a checkpoint that nothing else speaks of.
-    """
-    ran = {str(item.model.get("sha256")) for item in evidence if item.kind in ("golden", "bench")}
-    found: dict[tuple[str, str], Subject] = {}
-    for item in evidence:
-        sha256 = item.model.get("sha256")
-        skipped = item.kind not in SUBJECT_KINDS or (item.kind == "inspect" and str(sha256) in ran)
-        if skipped or not sha256:
-            continue
-        key = (str(sha256), item.device_class)
-        before = found.get(key)
-        found[key] = Subject(
-            sha256=key[0],
-            device_class=key[1],
-            model=str(item.model.get("name") or (before.model if before else key[0][:12])),
-            architecture=str(item.model.get("architecture") or (before.architecture if before else "")),
-            quant_types=item.quant_types or (before.quant_types if before else frozenset()),
-        )
-    return sorted(found.values(), key=lambda subject: (subject.model, subject.device_class, subject.sha256))
+Verdict = tuple[list[Proof], list[str]]
+"""Proofs of one rung, and what it lacks; it is proved when nothing is missing."""
 
 
 def climb(subject: Subject, evidence: Sequence[Evidence], suite: Suite) -> LadderRow:
@@ -218,16 +49,6 @@ def climb(subject: Subject, evidence: Sequence[Evidence], suite: Suite) -> Ladde
         proofs=tuple(proofs),
         missing="; ".join(missing),
     )
-
-
-Verdict = tuple[list[Proof], list[str]]
-"""Proofs of one rung, and what it lacks; it is proved when nothing is missing."""
-
-
-def proof(item: Evidence, what: str) -> Proof:
-    """A record as a proof, its rung still to be said."""
-    code = item.document.get("code")
-    return Proof(0, what, item.run_id, item.path, code if isinstance(code, Mapping) else {})
 
 
 def inspected(own: Sequence[Evidence]) -> Verdict:
@@ -296,7 +117,7 @@ def through_generate(own: Sequence[Evidence], suite: Suite) -> Verdict:
     """Rung 3: golden answers through `generate`, and a bench run whose null arm is valid."""
     found: list[Proof] = []
     entry_points = ("generate", "in_process")
-    missing = golden_failures(own, entry_points)
+    missing = golden_failures(own, entry_points) + gaps(suite)
     latest, lack = most_of(
         [item for item in own if item.kind == "golden" and proves_generate(item.rows)], suite, entry_points
     )
@@ -317,7 +138,7 @@ def through_http(own: Sequence[Evidence], suite: Suite) -> Verdict:
     lacks = [(item, http_lacks(item.rows)) for item in reversed(own) if item.kind == "golden"]
     latest, cases = most_of([item for item, lack in reversed(lacks) if not lack], suite, entry_points)
     if latest is not None and not cases:
-        found.append(proof(latest, "golden through HTTP"))
+        found.append(proof(latest, "golden through HTTP", served=True))
     elif latest is not None:
         missing.append(lacks_cases(latest, cases))
     elif not lacks or all(len(lack) == len(HTTP_WAYS) for _, lack in lacks):
@@ -326,6 +147,11 @@ def through_http(own: Sequence[Evidence], suite: Suite) -> Verdict:
         item, lack = min(lacks, key=lambda pair: len(pair[1]))
         missing.append(f"golden record {item.run_id} lacks {', '.join(lack)}")
     return benched(own, found, missing, served=True)
+
+
+def gaps(suite: Suite) -> list[str]:
+    """A sentence when the model's fixtures leave out what every suite has."""
+    return [f"a suite of fixtures with {', '.join(suite.lacks)}"] if suite.lacks else []
 
 
 def most_of(golden: Sequence[Evidence], suite: Suite, entry_points: Sequence[str]) -> tuple[Evidence | None, list[str]]:
@@ -348,7 +174,7 @@ def benched(own: Sequence[Evidence], found: list[Proof], missing: list[str], ser
     for item in reversed(own):
         valid = item.document.get("valid") is True and item.document.get("null_valid") is True
         if item.kind == "bench" and valid and (not served or item.document.get("served") is True):
-            found.append(proof(item, "served bench, null valid" if served else "bench, null valid"))
+            found.append(proof(item, "served bench, null valid" if served else "bench, null valid", item.is_served))
             return found, missing
     missing.append(f"a {'served ' if served else ''}bench record with a valid null arm")
     return found, missing

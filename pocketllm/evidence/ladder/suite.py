@@ -2,15 +2,60 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pocketllm.errors import RecordError
 
 Row = Mapping[str, Any]
+Case = Mapping[str, Any]
 PASSED = frozenset({"IDENTICAL", "TIE"})
-Suite = frozenset[tuple[str, str]]
-"""(case, entry point) pairs."""
+PREFILL_CHUNK = 256
+"""Tokens of a prompt past which it is computed in several pieces, by default."""
+DECODE_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The accepted cases of one model."""
+
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    """(case, entry point) pairs."""
+    lacks: tuple[str, ...] = ()
+    """Kinds of case that every suite has and this one has not."""
+
+
+NO_SUITE = Suite(lacks=("any case",))
+
+
+# -- the fixtures of a model -------------------------------------------------------------------------------------------
+def is_beyond_ascii(case: Case) -> bool:
+    """Whether a prompt has other letters than ASCII's."""
+    texts = [case.get("prompt"), *(message.get("content") for message in case.get("messages") or ())]
+    return any(isinstance(text, str) and not text.isascii() for text in texts)
+
+
+def is_sampled(case: Case) -> bool:
+    """Whether a case draws, from a seed that it names."""
+    return bool(sampling(case).get("temperature")) and sampling(case).get("seed") is not None
+
+
+def sampling(case: Case) -> Mapping[str, Any]:
+    """A case's sampling parameters."""
+    found = case.get("sampling")
+    return found if isinstance(found, Mapping) else {}
+
+
+PARTS: Mapping[str, Callable[[Case], bool]] = {
+    "a prompt of several prefill chunks": lambda case: len(case.get("prompt_token_ids") or ()) > PREFILL_CHUNK,
+    "text beyond ASCII": is_beyond_ascii,
+    "a stop string": lambda case: bool(sampling(case).get("stop")),
+    f"{DECODE_STEPS} decode steps": lambda case: int(sampling(case).get("max_tokens") or 0) >= DECODE_STEPS,
+    "a sampled case with a seed": is_sampled,
+}
+"""Kinds of case that no suite may leave out."""
+SECOND_TURN = "a second turn"
 
 
 def suites_of(records: Path) -> dict[str, Suite]:
@@ -18,15 +63,25 @@ def suites_of(records: Path) -> dict[str, Suite]:
 
     Raises RecordError for a case file that cannot be read.
     """
-    found: dict[str, set[tuple[str, str]]] = {}
+    found: dict[str, list[Case]] = {}
     for path in sorted((records / "fixtures").glob("*/*.json")):
         case = read_case(path)
-        for way in case.get("paths") or ():
-            found.setdefault(path.parent.name, set()).add((str(case.get("case")), entry_point(str(way))))
-    return {model: frozenset(pairs) for model, pairs in found.items()}
+        if case.get("paths"):
+            found.setdefault(path.parent.name, []).append(case)
+    return {model: suite_of(cases) for model, cases in found.items()}
 
 
-def read_case(path: Path) -> Mapping[str, Any]:
+def suite_of(cases: Sequence[Case]) -> Suite:
+    """What these cases ask, and what they leave out."""
+    pairs = {(str(case.get("case")), entry_point(str(way))) for case in cases for way in case.get("paths") or ()}
+    lacks = [part for part, is_one in PARTS.items() if not any(is_one(case) for case in cases)]
+    chats = [case["messages"] for case in cases if case.get("messages")]
+    if chats and not any(len(messages) > 2 for messages in chats):
+        lacks.append(SECOND_TURN)
+    return Suite(frozenset(pairs), tuple(lacks))
+
+
+def read_case(path: Path) -> Case:
     """One JSON file of a fixture folder; answers (which have no `paths`) are read too and say nothing here."""
     try:
         case = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +105,7 @@ def entry_point(way: str) -> str:
 def suite_lacks(rows: Sequence[Row], suite: Suite, entry_points: Sequence[str]) -> list[str]:
     """Cases of the suite that a record does not prove through every one of these entry points they are asked by."""
     passed = {(row.get("case"), row.get("entry_point")) for row in rows if row.get("outcome") in PASSED}
-    return sorted({case for case, way in suite if way in entry_points and (case, way) not in passed})
+    return sorted({case for case, way in suite.pairs if way in entry_points and (case, way) not in passed})
 
 
 def proves_generate(rows: Sequence[Row]) -> bool:
