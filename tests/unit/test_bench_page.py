@@ -306,6 +306,27 @@ def test_a_bar_s_parts_stand_in_order_inside_the_drawing(log: float, below: floa
     assert 0 <= float(interval[1]) <= float(dot[1]) <= float(interval[2]) <= 100
 
 
+def test_the_panels_of_one_metric_have_one_scale(record: Record) -> None:
+    page = render_page(record.document, record.row_dicts)
+    panels = re.findall(
+        r'aria-label="paired differences of (.*?) over.*?class="one"[^>]* y1="([\d.]+)"', page, re.DOTALL
+    )
+
+    assert sorted(arm for arm, _ in panels) == ["llama.cpp", "null"]
+    assert len({height for _, height in panels}) == 1
+
+
+@given(near=st.lists(st.floats(-0.1, 0.1), min_size=2), far=st.lists(st.floats(-5, 5), min_size=2))
+def test_equal_differences_stand_at_equal_heights_in_every_panel(near: list[float], far: list[float]) -> None:
+    result = {"arm": "b", "ratio": 1.0, "low": 0.99, "high": 1.01}
+    panels = [(list(enumerate(values)), result) for values in ([*near, 0.05], [*far, 0.05])]
+    drawn = [drawing.differences(points, result, "arm-1", drawing.span(panels)) for points, _ in panels]
+    heights = [[float(height) for height in re.findall(r'cy="([\d.-]+)"', svg)] for svg in drawn]
+
+    assert heights[0][-1] == heights[1][-1]
+    assert all(0 <= height <= drawing.PANEL for panel in heights for height in panel)
+
+
 @given(st.floats(0.0005, 7))
 def test_an_axis_has_a_few_ticks_around_one(reach: float) -> None:
     import math
@@ -332,8 +353,9 @@ def test_drawings_of_flat_and_single_values_divide_by_nothing() -> None:
     result = {"arm": "b", "ratio": 1.0, "low": 1.0, "high": 1.0, "margin": 0.01}
     flat = Strip("CPU clock", "MHz", ((0.0, 2600.0), (1.0, 2600.0)))
     spread = Spread("1", "a", 0.5, 0.5, 0.5)
+    points = [(0, 0.0), (1, 0.0)]
 
-    assert "nan" not in drawing.differences([(0, 0.0), (1, 0.0)], result, "arm-1")
+    assert "nan" not in drawing.differences(points, result, "arm-1", drawing.span([(points, result)]))
     assert "nan" not in drawing.strip(flat, 1.0)
     assert "nan" not in drawing.curve([spread], {"a": "arm-1"}, lambda cost: cost)
     assert "nan" not in drawing.lane([Bar(0, 0, 0, "a", 0.0, 0.0)], "a", 1.0, "arm-1")

@@ -113,15 +113,28 @@ def forest_bar(result: Mapping[str, Any], reach: float, css: str) -> str:
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
-def differences(points: Sequence[tuple[int, float]], result: Mapping[str, Any], css: str) -> str:
-    """A dot a block: how many times the baseline's cost the arm's was; the band is the 95 % interval."""
-    logs = [value for _, value in points]
-    ends = [math.log(result["low"]), math.log(result["high"])]
+Differences = Sequence[tuple[int, float]]
+"""Blocks, each with the log of how many times the baseline's cost an arm's was."""
+
+
+def span(drawn: Sequence[tuple[Differences, Mapping[str, Any]]]) -> tuple[float, float]:
+    """The log ratios from bottom to top of panels that shall be compared by eye: all dots and intervals, and room."""
+    logs = [value for points, _ in drawn for _, value in points]
+    ends = [math.log(result[end]) for _, result in drawn for end in ("low", "high")]
     low, high = min(*logs, *ends), max(*logs, *ends)
     if low < 0 < high or min(abs(low), abs(high)) < (high - low):
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.08 * max(high - low, 0.002)
-    low, high = low - room, high + room
+    return low - room, high + room
+
+
+def differences(points: Differences, result: Mapping[str, Any], css: str, reach: tuple[float, float]) -> str:
+    """A dot a block: how many times the baseline's cost the arm's was; the band is the 95 % interval.
+
+    reach: what `span` says of this panel and those beside it.
+    """
+    ends = [math.log(result["low"]), math.log(result["high"])]
+    low, high = reach
 
     def down(value: float) -> float:
         return round(TOP + (high - value) / (high - low) * (PANEL - TOP - BOTTOM), 2)

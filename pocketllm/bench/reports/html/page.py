@@ -156,16 +156,19 @@ def rates(series: Series) -> list[dict[str, Any]]:
 
 
 def panels(series: Series, css: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Paired differences of every judged metric and arm."""
+    """Paired differences of every judged metric and arm; the arms of one metric on one scale."""
     found = []
     for metric in words.judged_metrics(series.document):
-        for result in words.results_of(series.document, metric):
-            points = series.differences(metric, result["arm"])
-            if result["primary"] and len(points) > 1 and not words.hides_ratio(series.document, result):
-                own = css.get(result["arm"], "")
-                title = words.metric_words(metric)
-                drawn = drawing.differences(points, result, own)
-                found.append({"metric": title, "arm": result["arm"], "css": own, "svg": drawn})
+        shown = [
+            (points, result)
+            for result in words.results_of(series.document, metric)
+            if result["primary"] and not words.hides_ratio(series.document, result)
+            if len(points := series.differences(metric, result["arm"])) > 1
+        ]
+        for points, result in shown:
+            own = css.get(result["arm"], "")
+            drawn = drawing.differences(points, result, own, drawing.span(shown))
+            found.append({"metric": words.metric_words(metric), "arm": result["arm"], "css": own, "svg": drawn})
     return found
 
 
