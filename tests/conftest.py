@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["pytester", "tests.accounting.skips", "tests.accounting.baseline"]
+
 # the same examples in every run, and no failure because the machine was busy
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 # as the reference backend sets it, for tests that import torch before they open the backend
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 ORACLES = Path(__file__).parent / "oracles"
 

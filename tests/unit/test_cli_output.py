@@ -9,7 +9,7 @@ import pytest
 FULL = Path("/dev/full")
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="a Linux device that is always full")
+@pytest.mark.skipif(not FULL.exists(), reason="dev-full-missing")
 def test_a_full_disk_is_one_sentence_and_exit_code_2() -> None:
     with FULL.open("w") as full:
         done = subprocess.run(

@@ -21,7 +21,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from tests.unit.test_quant import HALVES, blocks_of
 
 if not library_path().exists():
-    pytest.skip("native-library-not-built: install a C++17 compiler and reinstall", allow_module_level=True)
+    pytest.skip("native-library-missing: install a C++17 compiler and reinstall", allow_module_level=True)
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -202,7 +202,7 @@ def test_an_older_file_with_a_column_less_reads_with_that_column_empty(tmp_path:
 
 
 def test_duckdb_reads_two_versions_together_by_name(two_versions: tuple[Path, Path]) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="duckdb-not-installed")
+    duckdb = pytest.importorskip("duckdb", reason="missing-extra: sql (duckdb)")
     paths = [str(path) for path in two_versions]
 
     rows = duckdb.sql(f"select n_out, joules from read_parquet({paths}, union_by_name=true) order by joules, n_out")

@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path
         store.record_dir(tmp_path / "file" / "below")
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no-read-only-folder-here")
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no-read-only-folder: /proc/self")
 def test_a_read_only_file_system_is_refused_even_for_root() -> None:
     with pytest.raises(RecordError, match="cannot write records"):
         store.record_dir(Path("/proc/self"))

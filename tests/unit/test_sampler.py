@@ -143,9 +143,10 @@ def test_candidates_are_a_distribution_that_holds_the_likeliest(
 def test_the_filters_keep_what_transformers_keeps(
     temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     warpers = pytest.importorskip(
-        "transformers.generation.logits_process", reason="oracle-not-installed: transformers (the oracle extra)"
+        "transformers.generation.logits_process", reason="missing-extra: oracle (transformers)"
     )
     for seed in range(20):
         values = np.random.default_rng(seed).normal(scale=3, size=500).astype(np.float32)
@@ -228,9 +229,10 @@ def test_penalties_are_those_of_their_plain_statement(
 
 @pytest.mark.oracle
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     processors = pytest.importorskip(
-        "transformers.generation.logits_process", reason="oracle-not-installed: transformers (the oracle extra)"
+        "transformers.generation.logits_process", reason="missing-extra: oracle (transformers)"
     )
     values = np.random.default_rng(2).normal(scale=4, size=100).astype(np.float32)
     prompt = [5, 7, 7, 99]
