@@ -79,7 +79,7 @@ GOLDEN_COLUMNS: Mapping[str, str] = {
     "case": "string",
     "fixture_sha256": "string",
     "entry_point": "string",  # http_chat, http_completions, in_process, generate
-    "check": "string",  # tokens, cancel, shutdown
+    "check": "string",  # tokens, scored, cancel, shutdown
     "stream": "bool",
     "concurrency": "int32",
     "outcome": "string",

@@ -3,12 +3,15 @@
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.golden.fixture import HardKey
+from pocketllm.errors import OptionError
+from pocketllm.golden.fixture import URL_DEVICE, HardKey
+from pocketllm.golden.prompts import Prompts
 
 if TYPE_CHECKING:
     from pocketllm.engine.load import Engine
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from pocketllm.engine.plan import EnginePlan
     from pocketllm.engine.weights.checkpoint import Checkpoint
 
+PEER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 TOKENIZER_PREFIX = "tokenizer."
 TEMPLATE_PREFIX = "tokenizer.chat_template"
 
@@ -31,15 +35,31 @@ class Subject:
     plan: "EnginePlan"
     options: "EngineOptions"
     engine: "Engine | None" = None
+    prompts: Prompts = field(default_factory=lambda: Prompts({}))
+    peer: str | None = None
+    """The other engine that runs the checkpoint at a URL."""
 
     @property
     def hard_key(self) -> HardKey:
+        if self.peer is not None:
+            return self._peer_key(self.peer)
         return HardKey(
             device_kind=self.plan.device
             if self.plan.device == "cpu"
             else f"{self.plan.device}:{self.plan.device_name}",
             backend=self.plan.backend,
             numerics_version=self.plan.numerics_version,
+            quant_types=tuple(sorted(self.model["quant_types"])),
+            weights_sha256=self.model["sha256"],
+            tokenizer_sha256=self.model["tokenizer_sha256"],
+        )
+
+    def _peer_key(self, peer: str) -> HardKey:
+        """Of a peer we know its name, and the checkpoint that it was told to serve; its numerics are its own affair."""
+        return HardKey(
+            device_kind=URL_DEVICE,
+            backend=peer,
+            numerics_version="unknown",
             quant_types=tuple(sorted(self.model["quant_types"])),
             weights_sha256=self.model["sha256"],
             tokenizer_sha256=self.model["tokenizer_sha256"],
@@ -68,18 +88,24 @@ class Subject:
         return flags
 
 
-def open_subject(options: "EngineOptions") -> Subject:
-    """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run."""
+def open_subject(options: "EngineOptions", peer: str | None = None) -> Subject:
+    """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run.
+
+    peer: name of the other engine that runs it, in lower case.
+    """
     from pocketllm.engine.load import plan_and_open
     from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
+    if peer is not None and not PEER_NAME.fullmatch(peer):
+        raise OptionError(f"--engine {peer!r} must be a name of lower-case letters, digits, dots and dashes")
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path)
     try:
         name = model_name(path)
         plan, _ = plan_and_open(options, checkpoint, name)
-        return Subject(name, path, model_document(checkpoint), plan, options)
+        prompts = Prompts(checkpoint.metadata)
+        return Subject(name, path, model_document(checkpoint), plan, options, prompts=prompts, peer=peer)
     finally:
         checkpoint.close()
 
@@ -90,7 +116,13 @@ def subject_of(engine: "Engine") -> Subject:
 
     checkpoint = engine.checkpoint
     return Subject(
-        model_name(checkpoint.path), checkpoint.path, model_document(checkpoint), engine.plan, engine.options, engine
+        model_name(checkpoint.path),
+        checkpoint.path,
+        model_document(checkpoint),
+        engine.plan,
+        engine.options,
+        engine,
+        Prompts(checkpoint.metadata),
     )
 
 

@@ -5,38 +5,24 @@ Verify only reads fixtures. Outcomes are types (see `compare`); absence never sc
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pocketllm.errors import NotJudgedError, OptionError
-from pocketllm.golden.compare import (
-    Identical,
-    NotJudged,
-    Observed,
-    Outcome,
-    Regression,
-    Unrecorded,
-    compare,
-    exit_code,
-)
-from pocketllm.golden.fixture import ENTRY_POINTS, HTTP_ENTRY_POINTS, Answer, Case, ServedPath
-from pocketllm.golden.fixture_files import FixtureFolder, default_root
+from pocketllm.errors import OptionError
+from pocketllm.golden.compare import Diverged, Drift, Outcome, Regression, Tie, exit_code
+from pocketllm.golden.files.folder import FixtureFolder, StaleFile, default_root
+from pocketllm.golden.fixture import ENTRY_POINTS, HTTP_ENTRY_POINTS, MAX_CONCURRENCY, Case, ServedPath
+from pocketllm.golden.judging.judge import Row, ServerAt, judge
+from pocketllm.golden.judging.mutations import Mutation
+from pocketllm.golden.judging.words import describe
 
 if TYPE_CHECKING:
-    from pocketllm.engine.load import Engine
     from pocketllm.engine.options import EngineOptions
-    from pocketllm.golden.entry_points import Client
-    from pocketllm.golden.entry_points.http import HttpClient
-    from pocketllm.golden.served_path import Server
     from pocketllm.golden.subject import Subject
 
-Mutation = Literal["id", "prompt-id"]
-MUTATIONS = ("id", "prompt-id")
-LONG_ENOUGH_TOKENS = 16
-"""An answer in flight when SIGTERM arrives: long beside the time a signal takes, short beside a test suite."""
+Unreferenced = Literal["warn", "reject"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +36,16 @@ class VerifyOptions:
     api_key: str | None = None
     served_model: str | None = None
     """The model's name at `url`; None asks the server for its only one."""
+    peer: str | None = None
+    """Name of the other engine at `url`: it is held to its own recorded answers, not to this machine's."""
+    concurrency: int | None = None
+    """Instead of what the paths say: so many requests at a time over HTTP."""
     require: bool = False
+    strict_ties: bool = False
+    unreferenced: Unreferenced = "warn"
+    """What a fixture file that nothing refers to does: it is told of, or ends the run with 5."""
     mutate: Mutation | None = None
-    """Change one expected id, or one prompt id, of a copy of each case: the run must come out red."""
+    """Change one thing of a copy of each case: every row must come out red."""
     fixtures: Path = field(default_factory=default_root)
     record_dir: Path | None = None
 
@@ -64,25 +57,23 @@ class VerifyOptions:
             raise OptionError(f"--url {self.url!r} is no http address, such as http://127.0.0.1:8000")
         if self.url is None and self.served_model is not None:
             raise OptionError(f"--served-model {self.served_model!r} goes with --url: it names a model of that server")
+        if self.url is None and self.peer is not None:
+            raise OptionError(f"--engine {self.peer!r} goes with --url: it names the engine of that server")
         local = [name for name in self.entry_points if name not in HTTP_ENTRY_POINTS]
         if self.url and local:
             raise OptionError(f"--url is asked over HTTP only: {local[0]} runs in this machine's own engine")
+        if self.concurrency is not None and not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise OptionError(f"--concurrency {self.concurrency} must be 1 to {MAX_CONCURRENCY}")
 
     @property
     def writes_record(self) -> bool:
         """A mutated run proves nothing about the model; in CI a record is written only where one was asked for."""
         return self.mutate is None and (self.record_dir is not None or not is_ci())
 
-
-@dataclass(frozen=True)
-class Row:
-    """One thing that was checked."""
-
-    case: str
-    path: ServedPath
-    check: Literal["tokens", "cancel", "shutdown"]
-    outcome: Outcome
-    observed: Observed = field(default_factory=Observed)
+    @property
+    def server(self) -> ServerAt | None:
+        """The server that is asked instead of one of our own."""
+        return None if self.url is None else ServerAt(self.url, self.api_key, self.served_model)
 
 
 @dataclass(frozen=True)
@@ -93,20 +84,15 @@ class Report:
     fixtures: FixtureFolder
     rows: tuple[Row, ...]
     exit_code: int
+    stale: tuple[StaleFile, ...] = ()
     record: Path | None = None
     mutate: Mutation | None = None
     notes: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class Job:
-    """One case to be asked along one path."""
-
-    case: Case
-    answer: Answer
-    path: ServedPath
-    unrecorded: str = ""
-    """Why the answer is not this request's: then only the prompt ids are judged."""
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of the rows, then of the files that nothing refers to."""
+        return [*(row.outcome for row in self.rows), *(file.outcome for file in self.stale)]
 
 
 def is_ci() -> bool:
@@ -121,7 +107,7 @@ def verify(options: VerifyOptions, on_row: Callable[[Row], None] = lambda row: N
     """
     from pocketllm.golden.subject import open_subject
 
-    return verify_subject(open_subject(options.engine), options, on_row)
+    return verify_subject(open_subject(options.engine, options.peer), options, on_row)
 
 
 def verify_subject(
@@ -129,24 +115,49 @@ def verify_subject(
 ) -> Report:
     """`verify` for a checkpoint that is opened already."""
     folder = FixtureFolder(options.fixtures / subject.name)
-    cases = folder.cases(options.cases)
+    cases = [replace(case, paths=selected_paths(case, options)) for case in folder.cases(options.cases)]
+    stale = tuple(folder.stale(options.cases))
     with ExitStack() as stack:
-        record = stack.enter_context(_open_record(subject, options, folder, cases)) if options.writes_record else None
+        record = stack.enter_context(open_record(subject, options, cases)) if options.writes_record else None
         rows = []
-        for row in judge(subject, options, folder, cases):
+        for row in judge(subject, folder, cases, options.mutate, options.server):
             rows.append(row)
             if record is not None:
                 record.append(record_row(row, folder))
             on_row(row)
+    outcomes = [*(row.outcome for row in rows), *(file.outcome for file in stale)]
     return Report(
         subject=subject,
         fixtures=folder,
         rows=tuple(rows),
-        exit_code=exit_code([row.outcome for row in rows], options.require),
+        exit_code=_exit_code(outcomes, options),
+        stale=stale,
         record=record.path if record is not None else None,
         mutate=options.mutate,
         notes=tuple(_notes(subject, options, folder, cases, rows)),
     )
+
+
+def _exit_code(outcomes: Sequence[Outcome], options: VerifyOptions) -> int:
+    """A mutated run in which something stayed green has not been able to judge: its check is blind there."""
+    code = exit_code(
+        outcomes, options.require, strict_ties=options.strict_ties, reject_stale=options.unreferenced == "reject"
+    )
+    return 3 if options.mutate and any(_is_blind(outcome) for outcome in outcomes) else code
+
+
+def _is_blind(outcome: Outcome) -> bool:
+    return outcome.word in ("IDENTICAL", "TIE")
+
+
+def selected_paths(case: Case, options: VerifyOptions) -> tuple[ServedPath, ...]:
+    """The paths of a case that were asked for, in the case's order."""
+    wanted = options.entry_points or (HTTP_ENTRY_POINTS if options.url else ENTRY_POINTS)
+    paths = [path for path in case.paths if path.entry_point in wanted]
+    if options.concurrency is not None:
+        width = options.concurrency
+        paths = [replace(path, concurrency=width) if path.is_http and not path.is_warm else path for path in paths]
+    return tuple(dict.fromkeys(paths))
 
 
 def _notes(
@@ -157,15 +168,21 @@ def _notes(
         yield f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"
     elif not rows:
         yield "no selected case has a selected entry point: nothing was compared"
-    if options.url and rows:
+    if options.url and rows and options.peer is None:
         yield "the hard key of a server at --url is not known: it was held to the answers recorded for this machine"
+    if options.url and rows and not any(row.check == "scored" for row in rows):
+        yield "the server tells no logprobs of a prompt: drift was judged by what it says of its own tokens, if it does"
     if options.mutate:
+        blind = [f"{row.case} {row.path} {row.check}" for row in rows if _is_blind(row.outcome)]
+        if blind:
+            yield f"not seen: the changed {options.mutate} left {', '.join(blind)} green"
         yield "no run record: a mutated run says nothing about the model"
     elif not options.writes_record:
         yield "no run record: CI is set, and --record-dir was not given"
 
 
-def _open_record(subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cases: Sequence[Case]) -> Any:
+def open_record(subject: "Subject", options: VerifyOptions, cases: Sequence[Case]) -> Any:
+    """The run record of a verification, begun."""
     from pocketllm.evidence.device_class import device_class
     from pocketllm.evidence.store import RecordWriter, record_dir
 
@@ -177,6 +194,7 @@ def _open_record(subject: "Subject", options: VerifyOptions, folder: FixtureFold
             "cases": [case.name for case in cases],
             "entry_points": list(options.entry_points or ENTRY_POINTS),
             "url": options.url,
+            "engine": options.peer,
         },
     }
     return RecordWriter("golden", document, record_dir(options.record_dir))
@@ -185,7 +203,8 @@ def _open_record(subject: "Subject", options: VerifyOptions, folder: FixtureFold
 def record_row(row: Row, folder: FixtureFolder) -> dict[str, Any]:
     """A row as the record has it."""
     outcome, observed = row.outcome, row.observed
-    told = outcome if isinstance(outcome, Regression) else None
+    position, margin, regret = place_of(outcome)
+    shift = outcome.shift if isinstance(outcome, Drift) else row.shift
     return {
         "case": row.case,
         "fixture_sha256": folder.sha256(row.case),
@@ -194,10 +213,13 @@ def record_row(row: Row, folder: FixtureFolder) -> dict[str, Any]:
         "stream": row.path.is_stream,
         "concurrency": row.path.concurrency,
         "outcome": outcome.word,
-        "position": told.position if told else None,
-        "margin": told.margin if told else None,
-        "regret": told.regret if told else None,
+        "position": position,
+        "margin": margin,
+        "regret": regret,
+        "dlogprob_mean": shift.mean if shift else None,
+        "dlogprob_p99": shift.p99 if shift else None,
         "n_prompt": observed.num_prompt_tokens,
+        "n_cached": observed.num_cached_tokens,
         "n_out": observed.num_output_tokens,
         "detail": describe(outcome),
         "ttft_s": observed.ttft_s,
@@ -205,200 +227,14 @@ def record_row(row: Row, folder: FixtureFolder) -> dict[str, Any]:
     }
 
 
-def describe(outcome: Outcome) -> str:
-    """An outcome in a clause, token ids as numbers."""
+def place_of(outcome: Outcome) -> tuple[int | None, float | None, float | None]:
+    """Position, margin and regret of an outcome that has them."""
     match outcome:
-        case Identical(scope=scope):
-            return "" if scope == "ids" else "text only: the server shows no token ids"
-        case Unrecorded(reason=reason) | NotJudged(reason=reason):
-            return reason
         case Regression():
-            where = f" at {outcome.position}: expected {outcome.expected}, served {outcome.got}"
-            detail = f"; {outcome.detail}" if outcome.detail else ""
-            return outcome.what + (where if outcome.position is not None else "") + detail
-
-
-# -- judging -----------------------------------------------------------------------------------------------------------
-def judge(subject: "Subject", options: VerifyOptions, folder: FixtureFolder, cases: Sequence[Case]) -> Iterator[Row]:
-    """Rows of all selected cases, one entry point after the other, so that two engines never share the machine."""
-    jobs: list[Job] = []
-    for case in cases:
-        answer, reason = folder.answer(case, subject.hard_key)
-        answer = answer or folder.answer_of_changed(case, subject.hard_key)
-        for path in selected_paths(case, options):
-            if answer is None:
-                yield Row(case.name, path, "tokens", Unrecorded(reason))
-            else:
-                jobs.append(Job(*mutated(case, answer, options.mutate), path, reason))
-    for entry_point in ("in_process", "generate"):
-        yield from _judge_local(entry_point, subject, [job for job in jobs if job.path.entry_point == entry_point])
-    http = [job for job in jobs if job.path.is_http]
-    if http:
-        yield from _judge_http(subject, options, http)
-
-
-def selected_paths(case: Case, options: VerifyOptions) -> list[ServedPath]:
-    """The paths of a case that were asked for, in the case's order."""
-    wanted = options.entry_points or (HTTP_ENTRY_POINTS if options.url else ENTRY_POINTS)
-    return [path for path in case.paths if path.entry_point in wanted]
-
-
-def mutated(case: Case, answer: Answer, mutate: Mutation | None) -> tuple[Case, Answer]:
-    """The pair itself, or a copy with one id in the middle changed: a check that cannot fail is no check."""
-    match mutate:
-        case None:
-            return case, answer
-        case "id":
-            ids = _with_one_changed(answer.expected.token_ids)
-            return case, replace(answer, expected=replace(answer.expected, token_ids=ids))
-        case "prompt-id":
-            return replace(case, prompt_token_ids=_with_one_changed(case.prompt_token_ids)), answer
-
-
-def _with_one_changed(ids: tuple[int, ...]) -> tuple[int, ...]:
-    middle = len(ids) // 2
-    return (*ids[:middle], ids[middle] ^ 1, *ids[middle + 1 :])
-
-
-def _judge_local(entry_point: str, subject: "Subject", jobs: Sequence[Job]) -> Iterator[Row]:
-    from pocketllm.golden.entry_points import open_client
-
-    if jobs:
-        with open_client(entry_point, subject) as client:
-            for job in jobs:
-                yield ask(client, job)
-
-
-def ask(client: "Client", job: Job, unstreamed_text: str | None = None) -> Row:
-    """Ask one case along one path and judge it."""
-    try:
-        observed = client.answer(job.case, job.path.is_stream)
-    except NotJudgedError as error:
-        return Row(job.case.name, job.path, "tokens", NotJudged(str(error)))
-    outcome = compare(job.case, job.answer, observed, unstreamed_text)
-    if job.unrecorded and not (isinstance(outcome, Regression) and outcome.what == "prompt ids"):
-        outcome = Unrecorded(job.unrecorded)
-    return Row(job.case.name, job.path, "tokens", outcome, observed)
-
-
-def _judge_http(subject: "Subject", options: VerifyOptions, jobs: Sequence[Job]) -> Iterator[Row]:
-    from pocketllm.golden.entry_points.http import HttpClient, served_model
-    from pocketllm.golden.served_path import launch, serve_command
-
-    with ExitStack() as stack:
-        server: Server | None = None
-        try:
-            if options.url is None:
-                command = serve_command(subject.engine_flags())
-                server = stack.enter_context(launch(command))
-            url = options.url or (server.url if server else "")
-            model = options.served_model or served_model(url, options.api_key)
-        except NotJudgedError as error:
-            yield from (Row(job.case.name, job.path, "tokens", NotJudged(str(error))) for job in jobs)
-            return
-        client = HttpClient(url, model, options.api_key)
-        stack.callback(client.close)
-        yield from _with_log(_ask_all(client, jobs), server)
-        recorded = [job for job in jobs if not job.unrecorded]
-        if server is not None and recorded:
-            yield from _with_log(_judge_endings(server, client, recorded), server)
-
-
-def _with_log(rows: Iterator[Row], server: "Server | None") -> Iterator[Row]:
-    """Rows as they are; a row that could not be judged because our server died says so, with the end of its log."""
-    for row in rows:
-        if isinstance(row.outcome, NotJudged) and server is not None and server.exit_code not in (None, 0):
-            reason = f"{row.outcome.reason}; the server ended with code {server.exit_code}{server.log_tail()}"
-            yield replace(row, outcome=NotJudged(reason))
-        else:
-            yield row
-
-
-def _ask_all(client: "HttpClient", jobs: Sequence[Job]) -> Iterator[Row]:
-    """One request at a time first, then two at a time."""
-    unstreamed: dict[tuple[str, str], str] = {}
-    for job in sorted((job for job in jobs if job.path.concurrency == 1), key=lambda job: job.path.is_stream):
-        twin = (job.case.name, job.path.entry_point)
-        row = ask(client, job, unstreamed.get(twin) if job.path.is_stream else None)
-        if not job.path.is_stream and row.observed.status == 200 and not isinstance(row.outcome, NotJudged):
-            unstreamed[twin] = row.observed.text
-        yield row
-    wide = [job for job in jobs if job.path.concurrency == 2]
-    for pair in pairs(wide):
-        with ThreadPoolExecutor(2) as pool:
-            rows = list(pool.map(lambda job: ask(client, job), pair))
-        yield from rows[: len(pair) if pair[0] is not pair[-1] else 1]
-
-
-def pairs(jobs: Sequence[Job]) -> list[tuple[Job, Job]]:
-    """Jobs two by two; one that is left over is asked beside itself."""
-    return [(jobs[i], jobs[i + 1] if i + 1 < len(jobs) else jobs[i]) for i in range(0, len(jobs), 2)]
-
-
-def _judge_endings(server: "Server", client: "HttpClient", jobs: Sequence[Job]) -> Iterator[Row]:
-    """Cancel, followed by the shortest answer; shutdown during one that is long enough to be cut off."""
-    from pocketllm.golden.entry_points.endings import check_cancel, check_shutdown
-
-    by_length = sorted(jobs, key=lambda job: job.answer.expected.num_output_tokens)
-    short, last = by_length[0], by_length[-1]
-    long = next((job for job in by_length if job.answer.expected.num_output_tokens >= LONG_ENOUGH_TOKENS), last)
-    path = ServedPath(short.path.entry_point, is_stream=True)
-    yield Row(short.case.name, path, "cancel", check_cancel(client, short.case, short.answer))
-    path = ServedPath(long.path.entry_point, is_stream=True)
-    yield Row(long.case.name, path, "shutdown", check_shutdown(server, client, long.case, long.answer))
-
-
-# -- the gate of a benchmark -------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class GateResult:
-    """One quick look before anything is timed: fast and wrong is not fast."""
-
-    outcome: Outcome
-    detail: str
-
-
-def gate(engine: "Engine", fixtures: Path | None = None) -> GateResult:
-    """Ask a loaded engine for its shortest recorded case."""
-    from pocketllm.golden.entry_points.in_process import InProcess, load
-    from pocketllm.golden.subject import subject_of
-
-    subject = subject_of(engine)
-    with load(subject) as llm:
-        return _gate(subject, InProcess(llm), ("in_process",), fixtures)
-
-
-def gate_url(
-    url: str,
-    model: str,
-    options: "EngineOptions | None" = None,
-    fixtures: Path | None = None,
-    api_key: str | None = None,
-) -> GateResult:
-    """Ask a server, which calls it `model`, for the shortest recorded case of `options.model` (or the default one)."""
-    from pocketllm.engine.options import resolve_options
-    from pocketllm.golden.entry_points.http import HttpClient
-    from pocketllm.golden.subject import open_subject
-
-    client = HttpClient(url, model, api_key)
-    try:
-        return _gate(open_subject(options or resolve_options({})), client, HTTP_ENTRY_POINTS, fixtures)
-    finally:
-        client.close()
-
-
-def _gate(subject: "Subject", client: "Client", entry_points: Sequence[str], fixtures: Path | None) -> GateResult:
-    folder = FixtureFolder((fixtures or default_root()) / subject.name)
-    jobs, reasons = [], []
-    for case in folder.cases():
-        answer, reason = folder.answer(case, subject.hard_key)
-        path = next((path for path in case.paths if path.entry_point in entry_points), None)
-        if answer is None:
-            reasons.append(reason)
-        elif path is not None:
-            jobs.append(Job(case, answer, ServedPath(path.entry_point)))
-    if not jobs:
-        reason = reasons[0] if reasons else f"no case for {subject.name} in {folder.label()}"
-        return GateResult(Unrecorded(reason), f"tokens not compared: {reason}")
-    row = ask(client, min(jobs, key=lambda job: len(job.case.prompt_token_ids) + len(job.answer.expected.token_ids)))
-    detail = describe(row.outcome)
-    return GateResult(row.outcome, f"golden {row.case}: {row.outcome.word}" + (f" ({detail})" if detail else ""))
+            return outcome.position, outcome.margin, outcome.regret
+        case Tie():
+            return outcome.positions[0], outcome.margin, outcome.regret
+        case Diverged():
+            return outcome.position, None, None
+        case _:
+            return None, None, None

@@ -11,20 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
-from pocketllm.golden.fields import render
+from pocketllm.golden.files.document import answer_document, case_document, parse_answer, parse_case
+from pocketllm.golden.files.fields import render
+from pocketllm.golden.files.folder import FixtureFolder, check_name
 from pocketllm.golden.fixture import (
     Answer,
     Case,
     Expected,
+    Floor,
     HardKey,
+    Noise,
     Position,
     ServedPath,
-    answer_document,
-    case_document,
-    parse_answer,
-    parse_case,
 )
-from pocketllm.golden.fixture_files import FixtureFolder, check_name
 
 KEY = HardKey("cpu", "reference", "1", ("F32", "Q4_1"), "a" * 64, "b" * 64)
 CHAT = Case(
@@ -49,8 +48,7 @@ ANSWER = Answer(
         Position(-0.5, 0.25, (6, 8), (-0.5, -0.75)),
         Position(-0.3, 1.0, (7, 2), (-0.3, -1.3)),
     ),
-    repeats=3,
-    is_bit_identical=True,
+    noise=Noise(3, True, ("scored", "width 2"), Floor(1e-5, 4e-5), Floor(2e-5, 6e-5)),
     soft={"device": "some cpu", "torch": "2.13.0"},
     provenance={"command": "pocketllm golden record", "commit": None, "dirty": False, "recorded_utc": "2026"},
 )
@@ -124,7 +122,13 @@ def broken(document: dict[str, Any], **changes: Any) -> str:
         ({"paths": ["in_process@2"]}, "paths"),
         ({"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}, "paths"),
         ({"sampling__stop_token_ids": [3]}, "paths"),
-        ({"paths": ["http_chat@3"]}, "paths"),
+        ({"paths": ["http_chat@9"]}, "paths"),
+        ({"paths": ["http_chat@0"]}, "paths"),
+        ({"paths": ["http_chat:late"]}, "paths"),
+        ({"paths": ["http_chat:warm:warm"]}, "paths"),
+        ({"paths": ["http_chat:warm@2"]}, "paths"),
+        ({"paths": ["generate:warm"]}, "paths"),
+        ({"tags": ["odd"]}, "tags"),
         ({"template_sha256": ...}, "template_sha256"),
         ({"rendered_sha256": "d" * 63}, "rendered_sha256"),
         ({"prompt_token_ids": []}, "prompt_token_ids"),
@@ -151,6 +155,10 @@ def test_a_broken_case_is_refused_by_file_and_key(changes: dict[str, Any], named
         ({"expected__token_ids": [5, 6]}, "expected.token_ids"),
         ({"expected__usage__prompt_tokens": 1.5}, "expected.usage.prompt_tokens"),
         ({"noise__bit_identical": 1}, "noise.bit_identical"),
+        ({"noise__floor": ...}, "noise.floor"),
+        ({"noise__floor__p99": "small"}, "noise.floor.p99"),
+        ({"noise__reference__median": 1.0}, "noise.reference.median"),
+        ({"schema": 1}, "schema"),
         ({"positions": []}, "positions"),
         ({"request_sha256": ...}, "request_sha256"),
     ],
@@ -169,7 +177,11 @@ def test_what_is_not_one_json_object_is_refused_by_file(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["http_chat", "http_chat:stream", "http_completions:stream@2", "in_process", "generate"]
+    "text",
+    [
+        *("http_chat", "http_chat:stream", "http_completions:stream@2", "http_chat@8", "in_process", "generate"),
+        *("in_process:warm", "http_chat:warm", "http_completions:stream:warm"),
+    ],
 )
 def test_a_path_is_written_as_it_is_read(text: str) -> None:
     assert str(ServedPath.parse(text)) == text
@@ -249,3 +261,32 @@ def test_a_case_name_is_a_plain_file_name(name: str) -> None:
 def test_the_smallest_margin_is_that_of_the_least_certain_token() -> None:
     assert ANSWER.smallest_margin == 0.25
     assert replace(ANSWER, positions=()).smallest_margin == math.inf
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "backend", "label"),
+    [("cpu", "cpu", "cpu"), ("cpu", "reference", "cpu-reference"), ("cuda:NVIDIA H200", "cuda", "cuda-nvidia-h200")],
+)
+def test_an_answer_is_filed_under_its_device_and_backend(device_kind: str, backend: str, label: str) -> None:
+    assert replace(KEY, device_kind=device_kind, backend=backend).label == label
+
+
+def test_only_an_answer_of_another_engine_may_be_without_ids_and_logprobs() -> None:
+    text_only = replace(ANSWER, expected=replace(ANSWER.expected, token_ids=()), positions=())
+    foreign = replace(text_only, hard_key=replace(KEY, device_kind="url", backend="llama.cpp"))
+
+    assert parse_answer(render(answer_document(foreign)), "f.json") == foreign
+    with pytest.raises(RecordError, match=r"f\.json: positions: is empty"):
+        parse_answer(render(answer_document(text_only)), "f.json")
+
+
+def test_answers_that_no_case_asks_for_any_more_are_stale(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    assert folder.stale() == []
+
+    (folder.path / "gone.cpu-reference.json").write_text(render(answer_document(replace(ANSWER, case="gone"))))
+    longer = replace(CHAT, sampling={**CHAT.sampling, "max_tokens": 9})
+    (folder.path / "capital.json").write_text(render(case_document(longer)))
+
+    assert [file.path.name for file in folder.stale()] == ["capital.cpu-reference.json", "gone.cpu-reference.json"]
+    assert [file.path.name for file in folder.stale(["gone"])] == ["gone.cpu-reference.json"]

@@ -12,15 +12,9 @@ import pytest
 
 from pocketllm.errors import NotJudgedError, OptionError
 from pocketllm.golden.compare import Identical, NotJudged, Observed, Regression
-from pocketllm.golden.entry_points.endings import RUNNING, WAITING, check_cancel, check_shutdown
-from pocketllm.golden.entry_points.http import (
-    HttpClient,
-    SchemaError,
-    StreamReader,
-    parse_metrics,
-    read_whole,
-    served_model,
-)
+from pocketllm.golden.entry_points.answers import SchemaError, StreamReader, read_whole
+from pocketllm.golden.entry_points.http import HttpClient, parse_metrics, served_model
+from pocketllm.golden.judging.endings import RUNNING, WAITING, check_cancel, check_shutdown
 from tests.unit.test_golden_compare import SERVED
 from tests.unit.test_golden_fixture import ANSWER, CHAT
 
@@ -98,6 +92,88 @@ def test_metrics_are_summed_over_labels() -> None:
     assert parse_metrics(text) == {"x": 3.0, "y": 0.5}
 
 
+# -- logprobs ----------------------------------------------------------------------------------------------------------
+def chat_logprobs(*entries: tuple[int | None, float]) -> dict[str, Any]:
+    """As a chat choice has them; `id` is what llama-server calls a token's id."""
+    known = [({} if one is None else {"id": one}) | {"token": "x", "logprob": value} for one, value in entries]
+    return {"content": [{**entry, "top_logprobs": [entry]} for entry in known]}
+
+
+def test_logprobs_are_read_whole_and_streamed() -> None:
+    choice = {"message": {"content": "Paris"}, "finish_reason": "stop", "logprobs": chat_logprobs((5, -0.1), (6, -0.2))}
+    streamed = [
+        chunk({"content": "Par"}, logprobs=chat_logprobs((5, -0.1))),
+        chunk({"content": "is"}, finish="stop", logprobs=chat_logprobs((6, -0.2))),
+    ]
+
+    for observed in (read_whole({"choices": [choice]}), read(*streamed, "[DONE]")):
+        assert (observed.token_ids, observed.logprobs) == ((5, 6), (-0.1, -0.2))
+        assert observed.tops == (((5, -0.1),), ((6, -0.2),))
+
+
+def test_logprobs_of_other_tokens_than_the_answers_are_none() -> None:
+    choice = {"text": "Paris", "finish_reason": "stop", "token_ids": [5, 6, 7]}
+
+    observed = read_whole({"choices": [{**choice, "logprobs": {"token_logprobs": [-0.1]}}]})
+
+    assert (observed.token_ids, observed.logprobs, observed.tops) == ((5, 6, 7), None, None)
+
+
+def test_logprobs_without_ids_leave_the_ids_unknown() -> None:
+    choice = {"message": {"content": "x"}, "finish_reason": "stop", "logprobs": chat_logprobs((None, -0.1))}
+
+    observed = read_whole({"choices": [choice]})
+
+    assert (observed.token_ids, observed.logprobs, observed.tops) == (None, (-0.1,), None)
+
+
+def test_cached_tokens_are_read_from_the_usage() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 8}}
+
+    observed = read_whole({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+
+    assert observed.num_cached_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("knows", "expected"), [("prompt_logprobs", (-0.2, -0.3)), ("echo", (-0.2, -0.3)), ("nothing", None)]
+)
+def test_an_answer_is_scored_by_what_a_server_knows(knows: str, expected: Any) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        assert body["prompt"] == [1, 2, 3, 4]
+        if knows not in body:
+            return 400, b'{"error": {"message": "not supported"}}'
+        rows = [None, *({str(one): {"logprob": -0.1 * (one - 1)}} for one in (2, 3, 4))]
+        if knows == "prompt_logprobs":
+            return 200, json.dumps({"choices": [{"text": "", "prompt_logprobs": rows}]}).encode()
+        values = [None, -0.1, -0.2, -0.3, -9.0]
+        return 200, json.dumps({"choices": [{"text": "", "logprobs": {"token_logprobs": values}}]}).encode()
+
+    with scripted_server(answer) as url:
+        client = HttpClient(url, "m")
+        found = client.score([1, 2], [3, 4])
+        client.close()
+
+    assert found is None if expected is None else found == pytest.approx(expected)
+
+
+def test_going_on_asks_for_token_ids_without_the_stop_strings() -> None:
+    seen = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        seen.append((path, body))
+        return 200, whole(body)
+
+    with scripted_server(answer) as url:
+        client = HttpClient(url, "m")
+        client.resume(CHAT, (1, 2, 3), 5)
+        client.close()
+
+    [(path, body)] = seen
+    assert (path, body["prompt"], body["max_tokens"]) == ("/v1/completions", [1, 2, 3], 5)
+    assert "stop" not in body
+
+
 # -- over a socket -----------------------------------------------------------------------------------------------------
 @contextmanager
 def scripted_server(answer: Callable[[str, dict[str, Any]], tuple[int, bytes]]) -> Iterator[str]:
@@ -154,10 +230,11 @@ def test_a_case_is_sent_as_its_own_kind_with_its_own_sampling() -> None:
     assert all(body["max_tokens"] == 8 and body["stop"] == ["\n\n"] and body["stream"] is False for _, body in seen)
 
 
-def test_a_server_that_refuses_our_extension_is_asked_without_it() -> None:
+def test_a_server_that_refuses_our_extensions_is_asked_without_them() -> None:
     def strict(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        if "return_token_ids" in body:
-            return 400, b'{"error": {"message": "unknown field return_token_ids"}}'
+        refused = [name for name in ("return_token_ids", "logprobs") if name in body]
+        if refused:
+            return 400, json.dumps({"error": {"message": f"unknown field {refused[0]}"}}).encode()
         return 200, whole(body)
 
     with scripted_server(strict) as url:
@@ -237,6 +314,9 @@ class ScriptedClient:
             on_first()
         return self._served
 
+    def resume(self, case: Any, token_ids: tuple[int, ...], max_tokens: int) -> Observed:
+        raise NotJudgedError("nobody goes on here")
+
 
 def cancel(*metrics: dict[str, float], **options: Any) -> Any:
     return check_cancel(ScriptedClient(*metrics, **options), CHAT, ANSWER)  # type: ignore[arg-type]  # a stand-in
@@ -244,7 +324,7 @@ def cancel(*metrics: dict[str, float], **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pocketllm.golden.entry_points.endings.FREED_WITHIN_S", 0.1)
+    monkeypatch.setattr("pocketllm.golden.judging.endings.FREED_WITHIN_S", 0.1)
 
 
 def test_a_cancelled_request_that_gives_its_blocks_back_passes() -> None:

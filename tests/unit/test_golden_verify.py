@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,12 @@ from pocketllm.errors import NotJudgedError, OptionError, RecordError
 from pocketllm.evidence.store import read_record
 from pocketllm.golden import verify as verifier
 from pocketllm.golden.compare import Identical, NotJudged, Observed, Regression, Unrecorded
+from pocketllm.golden.files.folder import FixtureFolder
 from pocketllm.golden.fixture import Case, ServedPath
-from pocketllm.golden.fixture_files import FixtureFolder
-from pocketllm.golden.report import as_json, explain, grouped, headline, show
+from pocketllm.golden.judging.gate import GateResult, ask_shortest
+from pocketllm.golden.judging.judge import groups
+from pocketllm.golden.judging.words import describe, explain
+from pocketllm.golden.reports.text import as_json, grouped, headline, show
 from pocketllm.golden.subject import Subject
 from pocketllm.golden.verify import Report, VerifyOptions, verify_subject
 from tests.unit.test_golden_compare import SERVED
@@ -54,6 +57,12 @@ class ScriptedEntryPoint:
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
+
+    def resume(self, case: Case, token_ids: tuple[int, ...], max_tokens: int) -> Observed:
+        raise NotJudgedError("nobody goes on here")
+
+    def score(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> tuple[float, ...] | None:
+        return None
 
 
 def play(monkeypatch: pytest.MonkeyPatch, answer: Observed | Exception = SERVED) -> ScriptedEntryPoint:
@@ -137,9 +146,12 @@ def test_verify_leaves_fixtures_alone(tmp_path: Path, fixtures: FixtureFolder, m
     assert {file: file.read_bytes() for file in fixtures.path.iterdir()} == before
 
 
-@pytest.mark.parametrize(("mutate", "what"), [("id", "tokens"), ("prompt-id", "prompt ids")])
+@pytest.mark.parametrize(
+    ("mutate", "told"),
+    [("id", "tokens at 1"), ("prompt-id", "prompt ids at 30"), ("logit", "logprobs of the recorded tokens moved")],
+)
 def test_a_mutated_copy_turns_red_and_leaves_no_record(
-    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch, mutate: Any, what: str
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch, mutate: Any, told: str
 ) -> None:
     play(monkeypatch)
 
@@ -147,9 +159,49 @@ def test_a_mutated_copy_turns_red_and_leaves_no_record(
 
     assert report.exit_code == 1
     assert report.record is None
-    found = {row.outcome.what for row in report.rows if isinstance(row.outcome, Regression)}
-    assert (found, len(report.rows)) == ({what}, 2)
+    assert [describe(row.outcome).startswith(told) for row in report.rows] == [True, True]
     assert "on purpose" in headline(report)
+
+
+def test_a_mutation_that_nobody_sees_is_not_judged(
+    tmp_path: Path, fixtures: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, replace(SERVED, logprobs=None))
+
+    report = run(tmp_path, mutate="logit")
+
+    assert report.exit_code == 3
+    assert report.notes[0] == (
+        "not seen: the changed logit left capital in_process tokens, capital generate tokens green"
+    )
+
+
+def test_ties_are_green_unless_they_are_not_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = replace(ANSWER.positions[1], margin=1e-6, top_logprobs=(-0.5, -0.500001))
+    positions = (ANSWER.positions[0], close, ANSWER.positions[2])
+    folder_with(tmp_path, case=LOCAL, answer=replace(ANSWER, positions=positions))
+    entry_point = play(monkeypatch, replace(SERVED, token_ids=(5, 8, 7)))
+    rest = Observed(token_ids=(7,), logprobs=(-0.3,))
+    monkeypatch.setattr(type(entry_point), "resume", lambda *_: rest)
+
+    plain, strict = run(tmp_path), run(tmp_path, strict_ties=True)
+
+    assert [row.outcome.word for row in plain.rows] == ["TIE", "TIE"]
+    assert (plain.exit_code, strict.exit_code) == (0, 1)
+    assert plain.record is not None
+    assert [row["regret"] for row in read_record(plain.record).row_dicts] == [pytest.approx(1e-6)] * 2
+
+
+def test_concurrency_replaces_what_the_paths_say(tmp_path: Path) -> None:
+    paths = (ServedPath("http_chat"), ServedPath("http_chat", True, 2), ServedPath("http_chat", is_warm=True))
+    case = replace(CHAT, paths=(*paths, ServedPath("generate")))
+    options = VerifyOptions(EngineOptions(), concurrency=4)
+
+    assert [str(path) for path in verifier.selected_paths(case, options)] == [
+        *("http_chat@4", "http_chat:stream@4", "http_chat:warm", "generate"),
+    ]
+    with pytest.raises(OptionError, match="--concurrency 9"):
+        VerifyOptions(EngineOptions(), concurrency=9)
 
 
 def test_other_weights_are_unrecorded_and_nothing_is_asked(
@@ -193,6 +245,8 @@ def test_an_unknown_case_or_entry_point_is_a_usage_error(tmp_path: Path, fixture
         run(tmp_path, url="localhost:8000")
     with pytest.raises(OptionError, match=r"--served-model 'x' goes with --url"):
         run(tmp_path, served_model="x")
+    with pytest.raises(OptionError, match=r"--engine 'x' goes with --url"):
+        run(tmp_path, peer="x")
 
 
 def test_an_entry_point_that_dies_is_not_judged(
@@ -247,7 +301,7 @@ def foreign(text: str, streamed: str) -> Callable[[str, dict[str, Any]], tuple[i
     ("text", "streamed", "code", "words"),
     [
         (SERVED.text, SERVED.text, 0, {"IDENTICAL"}),
-        ("London", "London", 3, {"NOT JUDGED"}),
+        ("London", "London", 1, {"DIVERGED"}),
         (SERVED.text, "Par", 1, {"IDENTICAL", "REGRESSION"}),
     ],
     ids=["same text", "other text", "stream differs"],
@@ -265,11 +319,12 @@ def test_a_foreign_server_is_held_to_its_text(
     assert "hard key of a server" in report.notes[0]
 
 
-def test_jobs_are_paired_and_the_odd_one_is_asked_beside_itself() -> None:
+def test_jobs_are_grouped_and_what_is_left_over_is_asked_beside_itself() -> None:
     jobs: Any = ["a", "b", "c"]
 
-    assert verifier.pairs(jobs) == [("a", "b"), ("c", "c")]
-    assert verifier.pairs([]) == []
+    assert groups(jobs, 2) == [["a", "b"], ["c", "c"]]
+    assert groups(jobs, 4) == [["a", "b", "c", "c"]]
+    assert groups([], 2) == []
 
 
 @pytest.mark.parametrize(("value", "is_ci"), [("true", True), ("1", True), ("false", False), ("0", False), ("", False)])
@@ -318,8 +373,8 @@ def test_the_report_fits_80_columns_and_tells_each_finding_once(
 
 # -- the gate of a benchmark -------------------------------------------------------------------------------------------
 def test_the_gate_says_what_it_compared(tmp_path: Path, fixtures: FixtureFolder) -> None:
-    def gate(of: Subject, answer: Observed = SERVED) -> verifier.GateResult:
-        return verifier._gate(of, ScriptedEntryPoint(answer), ("in_process",), tmp_path)
+    def gate(of: Subject, answer: Observed = SERVED) -> GateResult:
+        return ask_shortest(of, ScriptedEntryPoint(answer), ("in_process",), tmp_path)
 
     assert gate(subject()).outcome == Identical()
     assert isinstance(gate(subject(), replace(SERVED, token_ids=(1,))).outcome, Regression)

@@ -1,7 +1,6 @@
 """A bench record as a CI system reads it: JUnit XML, GitHub annotations, a GitHub step summary; measures nothing."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -9,17 +8,10 @@ from xml.etree import ElementTree
 from pocketllm.bench.analysis.verdict import Require, Word, exit_code
 from pocketllm.bench.record import judged_words
 from pocketllm.bench.reports.words import sentences
+from pocketllm.evidence.ci_text import MAX_SUMMARY_BYTES, annotation, cell, clean, limited, shorten
 
 Document = Mapping[str, Any]
 
-MAX_ANNOTATIONS = 10
-"""Errors (and again warnings, and notices) that GitHub shows of one step."""
-MAX_ANNOTATION_BYTES = 4096
-"""Bytes of an annotation's message; GitHub cuts at 64 KiB, and nobody reads that."""
-MAX_SUMMARY_BYTES = 1024 * 1024
-"""GitHub refuses a longer step summary."""
-
-NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SAME_CODE = "nothing to compare: both arms are the same code"
 PASSED, FAILED, ERROR, SKIPPED = "passed", "failed", "error", "skipped"
 
@@ -103,46 +95,14 @@ def junit(document: Document, require: Require | None) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def clean(text: str) -> str:
-    """A text without the characters that XML 1.0 cannot hold."""
-    return NOT_XML.sub("", text)
-
-
 # -- GitHub ------------------------------------------------------------------------------------------------------------
 def annotations(document: Document, require: Require | None) -> list[str]:
     """Workflow commands, one a case: errors for what fails the gate, notices for the rest; at most 10 of each kind."""
     by_level: dict[str, list[str]] = {"error": [], "notice": []}
     for case in cases(document, require):
         level = "error" if case.state in (FAILED, ERROR) else "notice"
-        title = escape_property(f"{case.word}: {case.name}")
-        by_level[level].append(f"::{level} title={title}::{escape_message(shorten(case.detail, MAX_ANNOTATION_BYTES))}")
-    return [line for lines in by_level.values() for line in limited(lines)]
-
-
-def limited(lines: Sequence[str]) -> Iterator[str]:
-    """Up to as many lines as GitHub shows; the last one counts those that do not fit."""
-    if len(lines) <= MAX_ANNOTATIONS:
-        yield from lines
-        return
-    yield from lines[: MAX_ANNOTATIONS - 1]
-    head = lines[0].partition("::")[2].partition(" ")[0]
-    yield f"::{head} title=pocketllm bench::and {len(lines) - MAX_ANNOTATIONS + 1} more, in the step summary"
-
-
-def escape_message(text: str) -> str:
-    """A workflow command's message."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def escape_property(text: str) -> str:
-    """A workflow command's property."""
-    return escape_message(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def shorten(text: str, num_bytes: int) -> str:
-    """A text of at most so many UTF-8 bytes, cut with `…`."""
-    encoded = text.encode()
-    return text if len(encoded) <= num_bytes else encoded[: num_bytes - 3].decode(errors="ignore") + "…"
+        by_level[level].append(annotation(level, f"{case.word}: {case.name}", case.detail))
+    return [line for lines in by_level.values() for line in limited(lines, "pocketllm bench")]
 
 
 def summary(document: Document, require: Require | None, report: str) -> str:
@@ -154,8 +114,3 @@ def summary(document: Document, require: Require | None, report: str) -> str:
         return "\n".join([*lines, ""])
     lines += ["", f"Record `{document.get('run_id')}`", "", "```text", report.replace("```", "'''"), "```", ""]
     return shorten("\n".join(lines), MAX_SUMMARY_BYTES)
-
-
-def cell(text: str) -> str:
-    """A text inside a Markdown table."""
-    return " ".join(clean(text).replace("|", "\\|").split())

@@ -34,8 +34,8 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
     """The arm's shortest recorded case, asked the way the arm runs. A peer has no fixture of ours to answer to."""
     from pocketllm.bench.targets.engine import EngineTarget
     from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
-    from pocketllm.golden.compare import Identical, NotJudged, Regression, Unrecorded
-    from pocketllm.golden.verify import gate, gate_url
+    from pocketllm.golden.compare import Diverged, Drift, Identical, NotJudged, Regression, Stale, Tie, Unrecorded
+    from pocketllm.golden.judging.gate import gate, gate_url
 
     target = rig.targets[arm.name]
     if isinstance(target, OpenAIHTTPTarget):
@@ -51,11 +51,11 @@ def golden_gate(rig: Rig, arm: Arm, options: Any) -> GateAnswer:
     else:
         return GateAnswer(GateState.ABSENT, "tokens not compared: no engine")
     match result.outcome:
-        case Identical():
+        case Identical() | Tie():
             return GateAnswer(GateState.GREEN, result.detail)
-        case Regression():
+        case Regression() | Drift() | Diverged():
             return GateAnswer(GateState.RED, result.detail)
-        case Unrecorded():
+        case Unrecorded() | Stale():
             return GateAnswer(GateState.ABSENT, result.detail)
         case NotJudged():
             return GateAnswer(GateState.NOT_JUDGED, result.detail)

@@ -17,7 +17,7 @@ from pocketllm.bench.targets.contract import Ask, Need, Sample
 from pocketllm.bench.targets.gauges import GaugeWatch, Reading, parse_metrics, parse_slots
 from pocketllm.bench.targets.streams import run_load
 from pocketllm.errors import NotJudgedError
-from pocketllm.golden.entry_points.http import error_text
+from pocketllm.golden.entry_points.answers import error_text
 
 if TYPE_CHECKING:
     import httpx
@@ -43,7 +43,7 @@ class Dialect:
 STRUCTURED = frozenset({Need.STRUCTURED})
 PLAIN = Dialect("openai-compatible")
 DIALECTS = {
-    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache"),
+    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache", STRUCTURED),
     # cache_prompt off: its slots otherwise keep the last prompt; timings_per_token counts the tokens of each chunk
     "llamacpp": Dialect(
         "llama-server", {"ignore_eos": True, "cache_prompt": False, "timings_per_token": True}, has=STRUCTURED

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pocketllm.errors import NotJudgedError
@@ -36,9 +36,20 @@ class Generate:
             raise NotJudgedError(f"`pocketllm generate` ended with code {done.returncode}: {' '.join(last_words)}")
         return read_output(done.stdout)
 
+    def resume(self, case: Case, token_ids: tuple[int, ...], max_tokens: int) -> Observed:
+        """The command takes no token ids: the same options in this process go on in its place."""
+        from pocketllm.golden.entry_points import open_client
+
+        with open_client("in_process", self._subject) as client:
+            return client.resume(case, token_ids, max_tokens)
+
+    def score(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> tuple[float, ...] | None:
+        """The command scores nothing."""
+        return None
+
     def command(self, case: Case) -> list[str]:
         """The argument list for a case."""
-        words = ["generate", *self._subject.engine_flags(), "--json"]
+        words = ["generate", *self._subject.engine_flags(), "--json", "--logprobs=0"]
         for key, value in case.sampling.items():
             flag = "--" + key.replace("_", "-")
             if isinstance(value, bool):
@@ -62,6 +73,8 @@ def read_output(text: str) -> Observed:
             finish_reason=output["finish_reason"],
             num_prompt_tokens=output["usage"]["prompt_tokens"],
             num_output_tokens=output["usage"]["completion_tokens"],
+            num_cached_tokens=output["usage"]["cached_tokens"],
+            logprobs=tuple(entry["chosen"] for entry in output["logprobs"]),
             ttft_s=output["timings"].get("ttft_s"),
             e2el_s=output["timings"].get("total_s"),
         )

@@ -1,32 +1,47 @@
 """One request over HTTP, as any OpenAI client would send it, and what came back; ids where the server shows them."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from pocketllm.errors import NotJudgedError, OptionError
 from pocketllm.golden.compare import Observed
+from pocketllm.golden.entry_points import without_stops
+from pocketllm.golden.entry_points.answers import (
+    SchemaError,
+    StreamReader,
+    error_text,
+    parse_object,
+    read_prompt_logprobs,
+    read_whole,
+)
 from pocketllm.golden.fixture import Case
 
 REQUEST_TIMEOUT_S = 300.0
-
-
-class SchemaError(Exception):
-    """A 200 whose body is not the OpenAI shape."""
+OPTIONAL = ("return_token_ids", "logprobs")
+"""Fields that a golden asks for beyond the request itself, and can do without."""
 
 
 class HttpClient:
     """Asks `url` for the cases of one model. Transport failures are NotJudgedError: nothing was compared."""
 
-    def __init__(self, url: str, model: str, api_key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        num_top: int = 1,
+    ) -> None:
+        """num_top: how many of the likeliest tokens to ask for with each token; a recording wants them."""
         import httpx
 
         self.url = base_url(url)
         self.model = model
-        self._wants_ids = True
+        self._num_top = num_top
+        self._refused: set[str] = set()
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
 
@@ -38,11 +53,40 @@ class HttpClient:
         self, case: Case, is_stream: bool = False, on_first: Callable[[], None] | None = None, **overrides: Any
     ) -> Observed:
         """Send a case and wait for all of its answer; `on_first` is called after the first token of a stream."""
-        observed = self._send(case, is_stream, on_first, overrides)
-        if self._wants_ids and observed.status in (400, 422) and "return_token_ids" in observed.error:
-            self._wants_ids = False  # a server that refuses what it does not know: text only from here on
+        while True:
+            asked = [name for name in OPTIONAL if name not in self._refused]
             observed = self._send(case, is_stream, on_first, overrides)
-        return observed
+            refused = [name for name in asked if observed.status in (400, 422) and name in observed.error]
+            if not refused:
+                return observed
+            # a server that refuses what it does not know: without it from here on
+            self._refused.add(refused[0])
+
+    def resume(self, case: Case, token_ids: tuple[int, ...], max_tokens: int) -> Observed:
+        """Go on after these tokens, which /v1/completions takes as a prompt."""
+        text = replace(without_stops(case, max_tokens), kind="completion", messages=(), template_sha256=None)
+        return self.answer(text, prompt=list(token_ids))
+
+    def score(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> tuple[float, ...] | None:
+        """By `prompt_logprobs`, as vLLM has them, else by OpenAI's echo with logprobs."""
+        ids = [*prompt_ids, *answer_ids]
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "stream": False,
+        }
+        for words in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 1}):
+            try:
+                with self._transport():
+                    response = self._client.post("/v1/completions", json={**asked, **words})
+                found = read_prompt_logprobs(parse_object(response.text), ids) if response.status_code == 200 else None
+            except SchemaError as error:
+                raise NotJudgedError(str(error)) from error
+            if found is not None:
+                return found[-len(answer_ids) :]
+        return None
 
     def _send(
         self, case: Case, is_stream: bool, on_first: Callable[[], None] | None, overrides: Mapping[str, Any]
@@ -64,18 +108,21 @@ class HttpClient:
         body: dict[str, Any] = {"model": self.model, **case.sampling, **overrides, "stream": is_stream}
         if is_stream:
             body["stream_options"] = {"include_usage": True}
-        if self._wants_ids:
+        if "return_token_ids" not in self._refused:
             body["return_token_ids"] = True
+        with_logprobs = "logprobs" not in self._refused
         if case.kind == "chat":
-            return "/v1/chat/completions", {**body, "messages": [dict(m) for m in case.messages]}
-        return "/v1/completions", {**body, "prompt": case.prompt}
+            wanted = {"logprobs": True, "top_logprobs": self._num_top} if with_logprobs else {}
+            return "/v1/chat/completions", {**body, **wanted, "messages": [dict(m) for m in case.messages]}
+        wanted = {"logprobs": self._num_top} if with_logprobs else {}
+        return "/v1/completions", {"prompt": case.prompt, **body, **wanted}
 
     def _whole(self, path: str, body: Mapping[str, Any]) -> Observed:
         with self._transport():
             response = self._client.post(path, json=body)
         if response.status_code != 200:
             return Observed(status=response.status_code, error=error_text(response.content))
-        return read_whole(_json(response.text))
+        return read_whole(parse_object(response.text))
 
     def _stream(
         self, path: str, body: Mapping[str, Any], on_first: Callable[[], None] | None
@@ -161,79 +208,6 @@ def events(lines: Iterator[str]) -> Iterator[str]:
             yield line[5:].strip()
 
 
-class StreamReader:
-    """Puts a streamed answer together again."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._prompt_ids: list[int] | None = None
-        self._ids: list[int] | None = None
-        self._finish: str | None = None
-        self._usage: Mapping[str, Any] = {}
-        self._is_done = False
-
-    def push(self, data: str) -> bool:
-        """Take one event's data; True when it carried a token or text. SchemaError for anything malformed."""
-        if self._is_done:
-            raise SchemaError("the stream went on after [DONE]")
-        if data == "[DONE]":
-            self._is_done = True
-            return False
-        chunk = _json(data)
-        if "error" in chunk:
-            raise SchemaError(f"error in the stream: {error_text(data.encode())}")
-        self._usage = chunk.get("usage") or self._usage
-        carried = False
-        for choice in chunk.get("choices") or ():
-            carried = self._push_choice(choice, chunk) or carried
-        return carried
-
-    def _push_choice(self, choice: Mapping[str, Any], chunk: Mapping[str, Any]) -> bool:
-        if self._finish is not None and choice.get("finish_reason"):
-            raise SchemaError("the stream has two finish reasons")
-        text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
-        ids = choice.get("token_ids")
-        prompt_ids = choice.get("prompt_token_ids") or chunk.get("prompt_token_ids")
-        self.text += text
-        self._finish = choice.get("finish_reason") or self._finish
-        if prompt_ids is not None:
-            self._prompt_ids = list(prompt_ids)
-        if ids is not None:
-            self._ids = [*(self._ids or ()), *ids]
-        return bool(text or ids)
-
-    def finish(self) -> Observed:
-        """The whole answer; SchemaError when the stream ended without its last event."""
-        if not self._is_done:
-            raise SchemaError("the stream ended without [DONE]")
-        return Observed(
-            prompt_token_ids=_ids(self._prompt_ids),
-            token_ids=_ids(self._ids),
-            text=self.text,
-            finish_reason=self._finish,
-            num_prompt_tokens=self._usage.get("prompt_tokens"),
-            num_output_tokens=self._usage.get("completion_tokens"),
-        )
-
-
-def read_whole(body: Mapping[str, Any]) -> Observed:
-    """An unstreamed answer; SchemaError when it is not the OpenAI shape."""
-    try:
-        choice = body["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        usage = body.get("usage") or {}
-        return Observed(
-            prompt_token_ids=_ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids")),
-            token_ids=_ids(choice.get("token_ids")),
-            text=text or "",
-            finish_reason=choice.get("finish_reason"),
-            num_prompt_tokens=usage.get("prompt_tokens"),
-            num_output_tokens=usage.get("completion_tokens"),
-        )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise SchemaError(f"the answer has not the OpenAI shape ({type(error).__name__}: {error})") from error
-
-
 def parse_metrics(text: str) -> dict[str, float]:
     """Prometheus text to values by series name, labels summed."""
     values: dict[str, float] = {}
@@ -243,26 +217,3 @@ def parse_metrics(text: str) -> dict[str, float]:
             name = series.partition("{")[0]
             values[name] = values.get(name, 0.0) + float(value)
     return values
-
-
-def _ids(values: Any) -> tuple[int, ...] | None:
-    return tuple(values) if isinstance(values, list) else None
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise SchemaError(f"not JSON: {text!r:.80}") from error
-    if not isinstance(value, dict):
-        raise SchemaError(f"not a JSON object: {text!r:.80}")
-    return value
-
-
-def error_text(body: bytes) -> str:
-    """The message of an OpenAI error body, or the beginning of whatever it is."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return body[:300].decode("utf-8", "replace").strip()

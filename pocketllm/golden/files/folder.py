@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pocketllm.errors import RecordError
-from pocketllm.golden.fields import render
-from pocketllm.golden.fixture import (
-    Answer,
-    Case,
-    HardKey,
-    answer_document,
-    case_document,
-    parse_answer,
-    parse_case,
-)
+from pocketllm.golden.compare import Stale
+from pocketllm.golden.files.document import answer_document, case_document, parse_answer, parse_case
+from pocketllm.golden.files.fields import render
+from pocketllm.golden.fixture import Answer, Case, HardKey
 
 PENDING = ".pending"
 CHANGED = "the case was changed after this answer was recorded"
@@ -26,8 +20,16 @@ CASE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 def default_root() -> Path:
     """`records/fixtures` of the working directory, else that of the checkout this package runs from."""
     here = Path("records") / "fixtures"
-    checkout = Path(__file__).resolve().parents[2] / here
+    checkout = Path(__file__).resolve().parents[3] / here
     return checkout if not here.is_dir() and checkout.is_dir() else here
+
+
+@dataclass(frozen=True)
+class StaleFile:
+    """A file of a fixture folder that nothing refers to."""
+
+    path: Path
+    outcome: Stale
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,39 @@ class FixtureFolder:
             return None
         return self._answer(self.path / f"{case.name}.{key.label}.json", case.name)
 
+    def answer_on(self, name: str, key: HardKey) -> Answer | None:
+        """The accepted answer for this kind of device and backend, whatever the rest of its hard key is."""
+        file = self.path / f"{name}.{key.label}.json"
+        return self._answer(file, name) if file.is_file() else None
+
     def _answer(self, file: Path, name: str) -> Answer:
         answer = parse_answer(_read(file), self.label(file))
         if answer.case != name:
             raise RecordError(f"{self.label(file)}: case: is {answer.case!r}, the file's name says {name!r}")
         return answer
 
+    def answers(self, name: str) -> list[Answer]:
+        """All accepted answers of a case, by the names of their files."""
+        return [self._answer(file, name) for file in sorted(self.path.glob(f"{name}.*.json"))]
+
+    def stale(self, names: Sequence[str] = ()) -> list[StaleFile]:
+        """Answers that no case asks for any more: the case is gone, or was changed after them. All, or the named."""
+        known, found = self.names(), []
+        for file in sorted(self.path.glob("*.*.json")):
+            name = file.name.partition(".")[0]
+            if names and name not in names:
+                continue
+            if name not in known:
+                found.append(StaleFile(file, Stale(f"there is no case {name!r} that it answers")))
+            elif self._answer(file, name).request_sha256 != self.case(name).request_sha256:
+                found.append(StaleFile(file, Stale(CHANGED)))
+        return found
+
     def sha256(self, name: str) -> str:
-        """Digest of an accepted case file, for the run record."""
-        return hashlib.sha256((self.path / f"{name}.json").read_bytes()).hexdigest()
+        """Digest of a case file, of the proposed one where none is accepted, for the run record."""
+        accepted = self.path / f"{name}.json"
+        file = accepted if accepted.is_file() else self.path / f"{name}.json{PENDING}"
+        return hashlib.sha256(file.read_bytes()).hexdigest()
 
     def write_case(self, case: Case) -> Path:
         """Propose a case; the file that `accept` looks for."""

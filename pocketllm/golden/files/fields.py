@@ -41,6 +41,10 @@ class Fields:
         """The fields of an object that lies under `key`."""
         return Fields(values, self._where, ".".join(part for part in (self._prefix, key) if part))
 
+    def has(self, key: str) -> bool:
+        """Whether the object has this key."""
+        return key in self._values
+
     def _take(self, key: str, kind: type | tuple[type, ...], name: str, optional: bool = False) -> Any:
         self._left.discard(key)
         if key not in self._values:
@@ -119,10 +123,10 @@ class Fields:
         """A list of finite numbers."""
         return tuple(float(value) for value in self._list(key, (int, float), "numbers"))
 
-    def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids: whole, not negative, at least one."""
+    def ids(self, key: str, empty: bool = False) -> tuple[int, ...]:
+        """Token ids: whole, not negative, at least one unless there may be none."""
         values = self._list(key, int, "token ids")
-        if not values or min(values) < 0:
+        if (not values and not empty) or min(values, default=0) < 0:
             raise self.error(key, "must hold at least one token id, none negative")
         return tuple(values)
 

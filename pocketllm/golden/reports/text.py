@@ -2,18 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.golden.compare import Identical, NotJudged, Outcome, Regression, Unrecorded
-from pocketllm.golden.verify import Report, Row, describe
+from pocketllm.golden.compare import WORDS, Diverged, Drift, Identical, NotJudged, Outcome, Regression
+from pocketllm.golden.judging.judge import Row
+from pocketllm.golden.judging.words import TokenText, describe, explain
+from pocketllm.golden.verify import Report, place_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pocketllm.golden.subject import Subject
-
-STYLES = {"IDENTICAL": "green", "REGRESSION": "bold red", "UNRECORDED": "yellow", "NOT JUDGED": "magenta"}
+STYLES = dict(zip(WORDS, ("green", "cyan", "bold red", "red", "red", "yellow", "magenta", "yellow"), strict=True))
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -25,8 +24,9 @@ def as_json(report: Report) -> dict[str, Any]:
             for name, value in vars(report.subject.hard_key).items()
         },
         "mutate": report.mutate,
-        "counts": dict(Counter(row.outcome.word for row in report.rows)),
+        "counts": dict(Counter(outcome.word for outcome in report.outcomes)),
         "rows": [_json_row(row) for row in report.rows],
+        "stale": [{"file": file.path.name, "reason": file.outcome.reason} for file in report.stale],
         "notes": list(report.notes),
         "record": str(report.record) if report.record else None,
         "exit_code": report.exit_code,
@@ -34,28 +34,35 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _json_row(row: Row) -> dict[str, Any]:
-    outcome, told = row.outcome, row.outcome if isinstance(row.outcome, Regression) else None
+    outcome = row.outcome
+    told = outcome if isinstance(outcome, Regression | Diverged) else None
+    position, margin, regret = place_of(outcome)
+    shift = outcome.shift if isinstance(outcome, Drift) else row.shift
     return {
         "case": row.case,
         "path": str(row.path),
         "check": row.check,
         "outcome": outcome.word,
-        "what": told.what if told else None,
-        "position": told.position if told else None,
+        "what": outcome.what if isinstance(outcome, Regression) else None,
+        "position": position,
         "expected": told.expected if told else None,
         "got": told.got if told else None,
-        "margin": told.margin if told else None,
-        "regret": told.regret if told and told.regret is not None and math.isfinite(told.regret) else None,
+        "margin": margin,
+        "regret": regret if regret is not None and math.isfinite(regret) else None,
+        "dlogprob_mean": shift.mean if shift else None,
+        "dlogprob_p99": shift.p99 if shift else None,
         "detail": describe(outcome),
         "n_out": row.observed.num_output_tokens,
+        "n_cached": row.observed.num_cached_tokens,
         "e2el_s": row.observed.e2el_s,
     }
 
 
 def headline(report: Report) -> str:
     """One sentence: what was found, and on what."""
-    counts = Counter(row.outcome.word for row in report.rows)
-    found = ", ".join(f"{counts[word]} {word}" for word in STYLES if counts[word]) or "NOTHING COMPARED"
+    counts = Counter(outcome.word for outcome in report.outcomes)
+    found = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    found = found if report.rows else "NOTHING COMPARED" + (f", {found}" if found else "")
     mutated = f" (one {report.mutate} of each case changed on purpose: red is right)" if report.mutate else ""
     return f"{report.subject.name} on {report.subject.hard_key.label}: {found}{mutated}"
 
@@ -91,6 +98,8 @@ def show(report: Report, console: "Console | None" = None) -> None:
         for line in Text(explain(outcome, token_text, cause)).wrap(console, console.width - 2):
             line.rstrip()
             console.print(Text("  ").append_text(line), highlight=False)
+    for file in report.stale:
+        console.print(Text(f"\nSTALE {file.path.name}: {file.outcome.reason}; `golden prune` deletes it", "yellow"))
     for note in report.notes:
         console.print(Text("\n" + note, "yellow"))
     console.print(Text("\n" + headline(report), "bold"), highlight=False)
@@ -105,36 +114,10 @@ def grouped(rows: tuple[Row, ...]) -> dict[tuple[str, Outcome], list[str]]:
     if len(outcomes) == 1 and isinstance(rows[0].outcome, NotJudged):
         return {("all cases", rows[0].outcome): list(dict.fromkeys(str(row.path) for row in rows))}
     for row in rows:
-        if row.outcome != Identical("ids"):
-            name = str(row.path) if row.check == "tokens" else row.check
+        if row.outcome not in (Identical("ids"), Identical("scores")):
+            name = str(row.path) if row.check == "tokens" else f"{row.path} {row.check}"
             found.setdefault((row.case, row.outcome), []).append(name)
     return found
-
-
-def explain(outcome: Outcome, token_text: Callable[[int], str], cause: str = "") -> str:
-    """An outcome with its tokens as text: first divergence, the recorded lead there, and what the other choice cost."""
-    if isinstance(outcome, Unrecorded):
-        return f"{outcome.reason}; `pocketllm golden record` proposes one"
-    if not isinstance(outcome, Regression):
-        return describe(outcome)
-    parts = [outcome.what]
-    if outcome.position is not None:
-        parts[0] += f" at {outcome.position}: expected {_token(outcome.expected, token_text)}"
-        parts[0] += f", served {_token(outcome.got, token_text)}"
-    if outcome.margin is not None:
-        parts.append(f"recorded lead of the most likely token {outcome.margin:.3f} nat")
-    if outcome.regret is not None:
-        is_far = math.isinf(outcome.regret)
-        parts.append("served token outside the recorded top" if is_far else f"regret {outcome.regret:.3f} nat")
-    if outcome.detail:
-        parts.append(outcome.detail)
-    if outcome.what == "prompt ids" and cause:
-        parts.append(cause)
-    return "; ".join(parts)
-
-
-def _token(token_id: int | None, token_text: Callable[[int], str]) -> str:
-    return "the end" if token_id is None else f"{token_id} {token_text(token_id)!r}"
 
 
 def prompt_cause(report: Report, name: str) -> str:
@@ -147,24 +130,7 @@ def prompt_cause(report: Report, name: str) -> str:
     return "the chat template is the recorded one: its rendering or the tokenizer has changed"
 
 
-def _token_text(report: Report) -> Callable[[int], str]:
-    """Text of a token id, by the checkpoint's own tokenizer; opened only where something has to be explained."""
-    if not any(isinstance(row.outcome, Regression) and row.outcome.position is not None for row in report.rows):
-        return str
-    tokenizer = open_tokenizer(report.subject)
-    size = tokenizer.vocab_size
-    return lambda token_id: str(tokenizer.token_text(token_id)) if token_id < size else "outside the vocabulary"
-
-
-def open_tokenizer(subject: "Subject") -> Any:
-    """The tokenizer of a checkpoint, from its metadata."""
-    from pocketllm.engine.text.tokenizer import Tokenizer
-    from pocketllm.engine.weights.checkpoint import open_checkpoint
-
-    if subject.engine is not None:
-        return subject.engine.tokenizer
-    checkpoint = open_checkpoint(subject.path)
-    try:
-        return Tokenizer.from_metadata(checkpoint.metadata)
-    finally:
-        checkpoint.close()
+def _token_text(report: Report) -> TokenText:
+    """Text of a token id, by the checkpoint's own tokenizer; made only where something has to be explained."""
+    told = [row.outcome for row in report.rows if isinstance(row.outcome, Regression | Diverged)]
+    return report.subject.prompts.token_text if any(one.position is not None for one in told) else str

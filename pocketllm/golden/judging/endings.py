@@ -7,6 +7,8 @@ from pocketllm.errors import NotJudgedError
 from pocketllm.golden.compare import Identical, NotJudged, Outcome, Regression, compare
 from pocketllm.golden.entry_points.http import HttpClient
 from pocketllm.golden.fixture import Answer, Case
+from pocketllm.golden.judging.ties import settle
+from pocketllm.golden.judging.words import describe
 from pocketllm.golden.served_path import Server
 
 RUNNING = "pocketllm:num_requests_running"
@@ -40,7 +42,8 @@ def check_cancel(client: HttpClient, case: Case, answer: Answer) -> Outcome:
         problem = _wait_until_freed(client, before)
         if problem:
             return Regression("cancel", problem)
-        after = compare(case, answer, client.answer(case))
+        observed = client.answer(case)
+        after = settle(case, answer, observed, compare(case, answer, observed), client.resume)
     except NotJudgedError as error:
         return NotJudged(str(error))
     if isinstance(after, Regression):
@@ -86,8 +89,7 @@ def check_shutdown(server: Server, client: HttpClient, case: Case, answer: Answe
         return Regression("shutdown", f"the request in flight was cut off: {error}")
     outcome = compare(case, answer, drained)
     if not isinstance(outcome, Identical):
-        detail = outcome.detail if isinstance(outcome, Regression) else outcome.reason
-        return Regression("shutdown", f"the request in flight was not answered as recorded: {detail}")
+        return Regression("shutdown", f"the request in flight was not answered as recorded: {describe(outcome)}")
     code = server.wait(timeout_s)
     if code is None:
         return Regression("shutdown", f"the server still runs {timeout_s:g} s after SIGTERM")

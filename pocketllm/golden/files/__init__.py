@@ -1,0 +1,1 @@
+"""Fixture files: how they are read and written, and where they lie."""

@@ -1,0 +1,1 @@
+"""From requests to accepted answers: record proposes, a person accepts."""
