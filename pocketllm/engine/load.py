@@ -47,9 +47,7 @@ class Engine:
 
     def _new_loop(self) -> EngineLoop:
         spec, limits, ops = self.model.kv_spec, self.plan.limits, self.backend.ops
-        cache = ops.new_kv_cache(
-            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, limits.num_blocks, limits.block_size
-        )
+        cache = spec.allocate(ops, limits.num_blocks, limits.block_size)
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()

@@ -9,12 +9,15 @@ import numpy.typing as npt
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.select import BackendOptions, select_backend
+from pocketllm.engine.models.contract import states_in
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 
 Float32Array = npt.NDArray[np.float32]
 Step = Sequence[tuple[int, int]]
 """(sequence, how many of its next tokens) for each sequence of one step."""
+NUM_SLOTS = 9
+"""Recurrent states, of a model that has some."""
 
 
 class Driver:
@@ -34,12 +37,13 @@ class Driver:
     def reset(self) -> None:
         """An empty cache, and a forward over it as the engine would run it."""
         spec = self.model.kv_spec
-        self.cache = self.ops.new_kv_cache(
-            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, self.num_blocks, self.block_size
-        )
+        self.cache = spec.allocate(self.ops, self.num_blocks, self.block_size, NUM_SLOTS)
+        self.states = states_in(spec, self.cache)
         tokens = self.block_size * self.num_blocks
         self.forward = self.ops.capture(lambda batch: self.model.forward(batch, self.cache), tokens)
         self.free = np.random.default_rng(3).permutation(self.num_blocks).tolist()
+        self.free_slots = np.random.default_rng(4).permutation(NUM_SLOTS).tolist()
+        self.slots: dict[int, int] = {}
         self.blocks: dict[int, list[int]] = {}
         self.done: dict[int, int] = {}
 
@@ -53,6 +57,20 @@ class Driver:
                 rows[sequence].append(logits[at : at + count])
                 at += count
         return [np.concatenate(part) if part else np.zeros((0, 0), np.float32) for part in rows]
+
+    def follow(self, source: int, target: int) -> None:
+        """Let a new sequence go on from the blocks of another, all of them full, and from a copy of its state."""
+        assert self.done[source] % self.block_size == 0
+        self.blocks[target], self.done[target] = list(self.blocks[source]), self.done[source]
+        for states in self.states:
+            places = (np.array([self.slot(sequence)], np.int32) for sequence in (source, target))
+            self.ops.copy_states(states, *places)
+
+    def slot(self, sequence: int) -> int:
+        """Where a sequence keeps its recurrent state."""
+        if sequence not in self.slots:
+            self.slots[sequence] = self.free_slots.pop()
+        return self.slots[sequence]
 
     def step(self, prompts: Sequence[Sequence[int]], step: Step) -> Float32Array:
         """One forward; logits of all its tokens."""
@@ -86,6 +104,7 @@ class Driver:
             block_table=table,
             slot_mapping=np.array(slots, np.int64),
             logit_rows=np.arange(len(ids), dtype=np.int32),
+            state_slots=np.array([self.slot(sequence) for sequence, _ in step if self.states], np.int32),
         )
 
 

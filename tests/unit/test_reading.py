@@ -61,6 +61,16 @@ def test_a_tensor_that_was_let_go_reads_the_same_again(large: Path) -> None:
         np.testing.assert_array_equal(checkpoint.values("t3"), np.full((1024, 1024), 3, np.float32))
 
 
+def test_a_tensor_that_is_read_twice_in_a_row_counts_once(large: Path) -> None:
+    with open_checkpoint(large) as checkpoint:
+        reading = Reading(checkpoint, lambda done, total: None)
+        reading.values("t0")
+        reading.data("t0")
+        reading.data("t1")
+
+        assert reading.done == 4 << 20
+
+
 def test_progress_grows_to_nearly_all_and_never_past_it(large: Path) -> None:
     told: list[tuple[int, int]] = []
     with open_checkpoint(large) as checkpoint:

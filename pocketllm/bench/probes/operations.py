@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, LatentAttentionSpec
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout, Tensor
+from pocketllm.engine.models.contract import CacheSpec, KVSpec, LatentSpec, SeveralCaches
 from pocketllm.engine.weights.quant import block_size
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class Shape:
     inner: int
     num_heads: int
     num_kv_heads: int
+    """0: heads share one row of `rank` + key_dim values."""
     key_dim: int
+    rank: int = 0
 
     @classmethod
     def of(cls, engine: "Engine") -> "Shape":
@@ -55,13 +58,18 @@ class Shape:
             value = metadata[f"{engine.checkpoint.architecture}.{key}"]
             return int(max(value) if isinstance(value, Sequence) else value)
 
-        return cls(
-            size("embedding_length"),
-            size("feed_forward_length"),
-            size("attention.head_count"),
-            spec.num_kv_heads,
-            spec.key_dim,
-        )
+        sizes = size("embedding_length"), size("feed_forward_length"), size("attention.head_count")
+        kept = attention_kind(spec)
+        if isinstance(kept, KVSpec):
+            return cls(*sizes, kept.num_kv_heads, kept.key_dim)
+        rope_dim = size("rope.dimension_count")
+        return cls(*sizes, num_kv_heads=0, key_dim=rope_dim, rank=kept.dim - rope_dim)
+
+
+def attention_kind(spec: CacheSpec) -> KVSpec | LatentSpec:
+    """The first kind of cache that attention reads."""
+    parts = spec.parts if isinstance(spec, SeveralCaches) else (spec,)
+    return next(part for part in parts if isinstance(part, KVSpec | LatentSpec))
 
 
 class Rows:
@@ -143,6 +151,9 @@ def elementwise(engine: "Engine", shape: Shape, make_rows: Rows) -> Iterator[Cas
 
 def attention(engine: "Engine", shape: Shape, make_rows: Rows) -> Iterator[Case]:
     """`store_kv` and `attention`: one token over a cache of some depth, and a piece of a prompt over itself."""
+    if not shape.num_kv_heads:
+        yield from latent_attention(engine, shape, make_rows)
+        return
     ops, element = engine.backend.ops, engine.backend.capability.kv_element_bytes
     spec = AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.key_dim, 1 / math.sqrt(shape.key_dim))
     kv_width, q_width = shape.num_kv_heads * shape.key_dim, shape.num_heads * shape.key_dim
@@ -167,6 +178,36 @@ def attention(engine: "Engine", shape: Shape, make_rows: Rows) -> Iterator[Case]
                 f"store_kv ×{rows}",
                 partial(ops.store_kv, cache, 0, k, k, batch),
                 rows * kv_width * 2 * (FLOAT_BYTES + element),
+            )
+
+
+def latent_attention(engine: "Engine", shape: Shape, make_rows: Rows) -> Iterator[Case]:
+    """`store_latent` and `latent_attention`, as `attention` times its two; under the names of those."""
+    ops, element = engine.backend.ops, engine.backend.capability.kv_element_bytes
+    spec = LatentAttentionSpec(shape.num_heads, shape.rank, shape.key_dim, 1 / math.sqrt(shape.key_dim))
+    width = shape.rank + shape.key_dim
+    cache = ops.new_latent_cache(1, width, max(DEPTHS) // BLOCK_SIZE + 1, BLOCK_SIZE)
+    for first in range(0, max(DEPTHS) + 1, max(WIDTHS)):
+        rows = min(max(WIDTHS), max(DEPTHS) + 1 - first)
+        ops.store_latent(cache, 0, one_sequence(first, rows), make_rows(rows, width))
+    for rows, depth in [*((1, depth) for depth in DEPTHS), (max(WIDTHS), 0)]:
+        batch = one_sequence(depth, rows)
+        q_latent, q_rope = (make_rows(rows, shape.num_heads * dim) for dim in (shape.rank, shape.key_dim))
+        seen = sum(depth + row + 1 for row in range(rows))
+        moved = (depth + rows) * width * element + FLOAT_BYTES * rows * shape.num_heads * (width + shape.rank)
+        yield Case(
+            "attention",
+            f"latent_attention ×{rows} over {depth + rows}",
+            partial(ops.latent_attention, q_latent, q_rope, cache, 0, batch, spec),
+            moved,
+            2.0 * seen * shape.num_heads * (width + shape.rank),
+        )
+        if depth in (0, min(DEPTHS)):
+            yield Case(
+                "store_kv",
+                f"store_latent ×{rows}",
+                partial(ops.store_latent, cache, 0, batch, make_rows(rows, width)),
+                rows * width * (FLOAT_BYTES + element),
             )
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Weight
 from pocketllm.engine.models.contract import Checkpoint, KVSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
@@ -59,8 +62,11 @@ class DenseShape:
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, self.head_dim)
 
 
-def read_dense_shape(header: HeaderReader, vocab_size: int = 0) -> DenseShape:
-    """Sizes from the header; what cannot be read becomes one of the header's problems."""
+def read_dense_shape(header: HeaderReader, vocab_size: int = 0, intermediate: int | None = None) -> DenseShape:
+    """Sizes from the header; what cannot be read becomes one of the header's problems.
+
+    intermediate: the feed-forward's width where the header need not say it; None: it must.
+    """
     hidden, num_heads = header.count("embedding_length"), header.one_count("attention.head_count")
     head_dim = header.count("attention.key_length", hidden // num_heads)
     return DenseShape(
@@ -69,7 +75,7 @@ def read_dense_shape(header: HeaderReader, vocab_size: int = 0) -> DenseShape:
         num_heads=num_heads,
         num_kv_heads=header.one_count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        intermediate=header.one_count("feed_forward_length"),
+        intermediate=header.one_count("feed_forward_length", intermediate),
         vocab_size=vocab_size,
         eps=header.positive("attention.layer_norm_rms_epsilon"),
         rope=read_rope(header, header.count("rope.dimension_count", head_dim), header.count("context_length")),
@@ -140,6 +146,26 @@ def dense_unmet(
 
     header: already read; tensor_shapes: those a checkpoint needs and those it may have, asked for once sizes are sane.
     """
+    return family_unmet(
+        checkpoint,
+        header,
+        shape.num_layers,
+        neutral,
+        lambda: [
+            *bad_geometry(header.architecture, shape, checkpoint.metadata),
+            *misfit(checkpoint.tensors, *tensor_shapes()),
+        ],
+    )
+
+
+def family_unmet(
+    checkpoint: Checkpoint,
+    header: HeaderReader,
+    num_layers: int,
+    neutral: Mapping[str, Any],
+    misfits: Callable[[], Sequence[str]],
+) -> Sequence[str]:
+    """Reasons in the order of `dense_unmet`, for a family with sizes of its own; misfits: asked for last."""
     family = header.architecture
     reasons = [*header.problems, *header.not_neutral(neutral)]
     scaling = checkpoint.metadata.get(f"{family}.rope.scaling.type", "none")
@@ -150,36 +176,46 @@ def dense_unmet(
         )
     if reasons:
         return reasons
-    if shape.num_layers > len(checkpoint.tensors):
+    if num_layers > len(checkpoint.tensors):
         # a count that no file could fill must not be counted up to
-        return [f"{family}.block_count={shape.num_layers}, but there are {len(checkpoint.tensors)} tensors in all"]
-    return [*bad_geometry(family, shape, checkpoint.metadata), *misfit(checkpoint.tensors, *tensor_shapes())]
+        return [f"{family}.block_count={num_layers}, but there are {len(checkpoint.tensors)} tensors in all"]
+    return misfits()
 
 
 def bad_geometry(family: str, shape: DenseShape, metadata: Mapping[str, Any]) -> list[str]:
     """Sizes that are numbers but do not go together."""
-    reasons = []
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    num_tokens = len(tokens) if is_list(tokens) else 0
-    if num_tokens > shape.vocab_size > 0:
-        reasons.append(f"the tokenizer has {num_tokens} tokens and token_embd.weight only {shape.vocab_size} rows")
-    if shape.rope.theta <= 1.0:
-        reasons.append(f"{family}.rope.freq_base={shape.rope.theta} must be above 1")
+    reasons = [*bad_vocabulary(metadata, shape.vocab_size), *bad_rotation(family, shape.rope, shape.head_dim)]
     if shape.num_heads % shape.num_kv_heads:
         reasons.append(
             f"{shape.num_heads} query heads ({family}.attention.head_count) cannot share {shape.num_kv_heads} key "
             f"heads ({family}.attention.head_count_kv) evenly"
-        )
-    if shape.rope.dim % 2 or shape.rope.dim > shape.head_dim:
-        reasons.append(
-            f"{family}.rope.dimension_count={shape.rope.dim} must be even and at most the head's {shape.head_dim} "
-            "values"
         )
     value_dim = whole_number(metadata.get(f"{family}.attention.value_length", shape.head_dim))
     if value_dim != shape.head_dim:
         reasons.append(
             f"values of {value_dim} beside keys of {shape.head_dim} ({family}.attention.value_length, key_length) are "
             f"not supported by family {family}"
+        )
+    return reasons
+
+
+def bad_vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> list[str]:
+    """A tokenizer with more tokens than the embedding has rows; vocab_size 0: there is no embedding to compare with."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if is_list(tokens) else 0
+    if num_tokens > vocab_size > 0:
+        return [f"the tokenizer has {num_tokens} tokens and token_embd.weight only {vocab_size} rows"]
+    return []
+
+
+def bad_rotation(family: str, rope: RopeSpec, head_dim: int) -> list[str]:
+    """A rotation that heads of that size cannot have."""
+    reasons = []
+    if rope.theta <= 1.0:
+        reasons.append(f"{family}.rope.freq_base={rope.theta} must be above 1")
+    if rope.dim % 2 or rope.dim > head_dim:
+        reasons.append(
+            f"{family}.rope.dimension_count={rope.dim} must be even and at most the head's {head_dim} values"
         )
     return reasons
 
@@ -244,6 +280,22 @@ class Binder:
         bias = f"{name}.bias"
         return Projection(self.matrix(f"{name}.weight"), self.vector(bias) if bias in self.checkpoint.tensors else None)
 
+    def rows(self, name: str, *parts: npt.NDArray[np.integer]) -> tuple[Projection, ...]:
+        """Some rows of a matrix, for each array of their numbers, by its name without `.weight`.
+
+        A row is packed by itself in every encoding, so that nothing is decoded.
+        """
+        tensor = self.checkpoint.tensors[f"{name}.weight"]
+        packed = self.checkpoint.data(f"{name}.weight").reshape(tensor.shape[0], -1)
+        return tuple(
+            Projection(
+                self.ops.load_matrix(
+                    packed[part.reshape(-1)].reshape(-1), tensor.quant_type, (part.size, tensor.shape[1])
+                )
+            )
+            for part in parts
+        )
+
     def head(self, embedding: Weight) -> Projection:
         """The head: the file's own, or the embedding where it is tied."""
         return self.projection("output") if "output.weight" in self.checkpoint.tensors else Projection(embedding)
@@ -274,5 +326,12 @@ class SwiGLU:
 
     def add_to(self, x: Tensor, ops: Ops) -> Tensor:
         """x + down(silu(gate y) · up y) with y = norm(x): [tokens, hidden] → the same."""
+        return ops.project_add(self._opened(x, ops), self.down, x)
+
+    def of(self, x: Tensor, ops: Ops) -> Tensor:
+        """down(silu(gate y) · up y) alone."""
+        return ops.project(self._opened(x, ops), self.down)[0]
+
+    def _opened(self, x: Tensor, ops: Ops) -> Tensor:
         gate, up = ops.project(x, self.gate, self.up, norm=self.norm)
-        return ops.project_add(ops.silu_mul(gate, up), self.down, x)
+        return ops.silu_mul(gate, up)

@@ -6,22 +6,38 @@ constant `FAMILY`. It imports no torch: it computes by composing the operations 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.ops import KVCache, Ops, Tensor
+from pocketllm.engine.backends.api.ops import KVCache, Ops, States, Tensor
+
+
+class CacheSpec(Protocol):
+    """What a model keeps of every token of a sequence: keys and values, a latent, or several of these side by side.
+
+    All kinds live in the same blocks: a block of a sequence is one range of its tokens in every cache.
+    """
+
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        """Bytes that one token adds over all layers; scale_bytes: beside each vector that is kept."""
+
+    def bytes_per_sequence(self) -> int:
+        """Bytes that one sequence takes beside, however long it is: its recurrent states."""
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        """Empty caches of num_blocks blocks of block_size tokens, as `Model.forward` is given them.
+
+        num_slots: how many recurrent states there is room for, of a model that has some.
+        """
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """Shape of the paged key/value cache: what one token of one sequence keeps.
-
-    `num_layers` layers, each with `num_kv_heads` heads of `key_dim` + `value_dim` values.
-    """
+    """Keys and values: `num_layers` layers, each with `num_kv_heads` heads of `key_dim` + `value_dim` values."""
 
     num_layers: int
     num_kv_heads: int
@@ -32,6 +48,79 @@ class KVSpec:
         """Bytes that one token adds to the cache over all layers; scale_bytes: beside each head's key and value."""
         each = (self.key_dim + self.value_dim) * element_bytes + 2 * scale_bytes
         return ceil(self.num_layers * self.num_kv_heads * each)
+
+    def bytes_per_sequence(self) -> int:
+        return 0
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        return ops.new_kv_cache(
+            self.num_layers, self.num_kv_heads, self.key_dim, self.value_dim, num_blocks, block_size
+        )
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """One vector of `dim` values in each of `num_layers` layers, which all heads share.
+
+    The latent of multi-head latent attention with its one rotated key (DeepSeek-AI 2024, arXiv 2405.04434).
+    """
+
+    num_layers: int
+    dim: int
+
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return ceil(self.num_layers * (self.dim * element_bytes + scale_bytes))
+
+    def bytes_per_sequence(self) -> int:
+        return 0
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        return ops.new_latent_cache(self.num_layers, self.dim, num_blocks, block_size)
+
+
+@dataclass(frozen=True)
+class SeveralCaches:
+    """Caches of different kinds or shapes side by side; allocated, they are a tuple in this order."""
+
+    parts: tuple[CacheSpec, ...]
+
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return sum(part.bytes_per_token(element_bytes, scale_bytes) for part in self.parts)
+
+    def bytes_per_sequence(self) -> int:
+        return sum(part.bytes_per_sequence() for part in self.parts)
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        return tuple(part.allocate(ops, num_blocks, block_size, num_slots) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A recurrent state in each of `num_layers` layers, of one size whatever the sequence's length; float32.
+
+    conv: the [rows, channels] that a causal convolution looks back on; delta: the matrices [heads, key_dim, value_dim]
+    of a delta rule. A sequence's state is kept in a slot instead of blocks.
+    """
+
+    num_layers: int
+    conv: tuple[int, int]
+    delta: tuple[int, int, int] = (0, 0, 0)
+
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return 0
+
+    def bytes_per_sequence(self) -> int:
+        return 4 * self.num_layers * (prod(self.conv) + prod(self.delta))
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        return ops.new_states(self.num_layers, self.conv, self.delta, num_slots)
+
+
+def states_in(spec: CacheSpec, cache: KVCache) -> tuple[States, ...]:
+    """The recurrent states of a cache that `spec` has allocated."""
+    if not isinstance(spec, SeveralCaches):
+        return (cache,) if isinstance(spec, StateSpec) else ()
+    return tuple(own for part, own in zip(spec.parts, cache, strict=True) if isinstance(part, StateSpec))
 
 
 @dataclass(frozen=True)
@@ -66,8 +155,11 @@ class Checkpoint(Protocol):
 class Model(Protocol):
     """A loaded model: weights bound to one backend's operations."""
 
-    kv_spec: KVSpec
     vocab_size: int
+
+    @property
+    def kv_spec(self) -> CacheSpec:
+        """What the cache that `forward` is given must keep."""
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Run one flat batch; returns the final hidden states of `batch.logit_rows`: [rows, hidden]."""
@@ -82,7 +174,7 @@ class ModelFamily(Protocol):
     architecture: str
     capability: ModelCapability
 
-    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
+    def kv_spec(self, metadata: Mapping[str, Any]) -> CacheSpec:
         """Cache shape, from the header alone."""
 
     def context_length(self, metadata: Mapping[str, Any]) -> int:

@@ -34,6 +34,14 @@ class HeaderReader:
         """A whole number of at least 1; default None makes it a key that must be there."""
         return self._count(name, self.metadata.get(f"{self.architecture}.{name}", default))
 
+    def count_or_none(self, name: str) -> int:
+        """A whole number; 0 where the key is absent."""
+        value = self.metadata.get(f"{self.architecture}.{name}", 0)
+        number = whole_number(value)
+        if number is None or number < 0:
+            return self._problem(name, value, "it must be a whole number, or 0 for none")
+        return number
+
     def one_count(self, name: str, default: int | None = None) -> int:
         """A count that may be written once a layer, as long as all layers have the same."""
         value = self.metadata.get(f"{self.architecture}.{name}", default)
@@ -42,6 +50,16 @@ class HeaderReader:
         if not value or any(size != value[0] for size in value):
             return self._problem(name, value, "layers of different sizes are not supported")
         return self._count(name, value[0])
+
+    def counts(self, name: str, num_layers: int) -> tuple[int, ...]:
+        """A count for each layer, which may be written once for all."""
+        value = self.metadata.get(f"{self.architecture}.{name}")
+        if not is_list(value):
+            # a number of layers that no file could fill is refused later, by the number of tensors
+            return (self._count(name, value),) * min(num_layers, 1 << 16)
+        if len(value) != num_layers or any((whole_number(count) or 0) < 1 for count in value):
+            return (self._problem(name, value, "it must be a whole number above 0 for each layer"),)
+        return tuple(int(count) for count in value)
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""

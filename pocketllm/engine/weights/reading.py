@@ -48,6 +48,8 @@ class Reading:
         return self.checkpoint.values(name)
 
     def _next(self, name: str) -> None:
+        if name == self._last:
+            return
         if self._last is not None:
             self.checkpoint.forget(self._last)
             self.done += self.checkpoint.tensor(self._last).num_bytes

@@ -1,6 +1,6 @@
 """What one step hands to a model: a flat batch of ragged rows over paged keys and values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class ForwardBatch:
     """[tokens] flat cache slot (block * block_size + offset) where each token's key and value go."""
     logit_rows: Int32Array
     """[rows] which tokens' logits are wanted."""
+    state_slots: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[sequences] where each sequence's recurrent state is kept; empty when the model has none."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,3 +54,25 @@ class AttentionSpec:
     """A token sees itself and the window - 1 before it; None: all before it."""
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap) before the softmax (Gemma 2); None: as they are."""
+
+
+@dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Geometry of multi-head latent attention in its absorbed form (DeepSeek-AI 2024, arXiv 2405.04434).
+
+    All heads share one cached row a token: `rank` values, both key and value, then a rotated key of `rope_dim` values.
+    """
+
+    num_heads: int
+    rank: int
+    rope_dim: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class IndexerSpec:
+    """Geometry of the indexer that picks each token's keys (DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv 2512.02556)."""
+
+    num_heads: int
+    dim: int
+    top_k: int

@@ -13,7 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.attention import (
+    AttentionSpec,
+    ForwardBatch,
+    IndexerSpec,
+    Int32Array,
+    LatentAttentionSpec,
+)
+from pocketllm.engine.backends.api.recurrent import DeltaNet
+from pocketllm.engine.backends.api.rotation import Hadamard
 
 Tensor = Any
 """A backend's own tensor; only that backend's operations touch it."""
@@ -21,6 +29,10 @@ Weight = Any
 """A matrix [out, in] as the backend keeps it (packed or not)."""
 KVCache = Any
 """Paged keys and values of all layers, as the backend keeps them."""
+Selection = Any
+"""Which cached tokens each token of a step attends, as the backend says it; used within that step."""
+States = Any
+"""Recurrent states of all layers in numbered slots, as the backend keeps them."""
 
 
 class RopeLayout(Enum):
@@ -63,6 +75,10 @@ class Routing:
 
     The num_used experts with the highest score + bias, of equal ones the lower index first. An expert's weight is its
     score *without* the bias, divided by the sum over those used when normalized, times scale.
+
+    With more than one group, experts of consecutive indices form groups of equal size, and only those of the
+    num_groups_used best groups are eligible: a group is as good as its best_of_group highest scores + biases together,
+    of equal ones the lower index first (DeepSeek-AI 2024, arXiv 2405.04434 and 2412.19437).
     """
 
     num_used: int
@@ -71,6 +87,9 @@ class Routing:
     scale: float = 1.0
     bias: Tensor | None = None
     """[experts]"""
+    num_groups: int = 1
+    num_groups_used: int = 1
+    best_of_group: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,47 @@ class Experts:
     up: Weight
     down: Weight
     routing: Routing
+
+
+@dataclass(frozen=True)
+class HyperConnection:
+    """How one sublayer reads parallel residual streams and writes to them, from a token's own streams.
+
+    Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880), after Zhu et al. 2024 (arXiv
+    2409.19606). With n streams: w = weight · (flat / rms(flat)), split into n, n and n · n, gives
+
+    - reading shares sigmoid(w · scale[0] + base);
+    - writing shares 2 · sigmoid(w · scale[1] + base);
+    - mixing[to, from]: exp of w · scale[2] + base, clamped to ±clamp, less each row's maximum; then `iterations` times
+      rows divided by their sum + eps, columns divided by theirs + eps (Sinkhorn & Knopp 1967).
+    """
+
+    weight: Projection
+    """[2n + n·n, n · hidden]"""
+    scale: Tensor
+    """[3]"""
+    base: Tensor
+    """[2n + n·n]"""
+    num_streams: int
+    iterations: int
+    eps: float
+    norm_eps: float
+    clamp: float
+
+
+@dataclass(frozen=True)
+class BoundedExperts:
+    """Experts with biases whose gate is bounded (gpt-oss): with g = min(gate x, limit) and u = up x within ±limit, an
+    expert gives down(g · sigmoid(slope · g) · (u + 1))."""
+
+    experts: Experts
+    gate_bias: Tensor
+    """[experts, inner], as is up_bias"""
+    up_bias: Tensor
+    down_bias: Tensor
+    """[experts, out]"""
+    slope: float
+    limit: float
 
 
 class Ops(Protocol):
@@ -106,6 +166,16 @@ class Ops(Protocol):
     ) -> KVCache:
         """An empty paged cache of num_blocks blocks of block_size tokens for each layer."""
 
+    def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> KVCache:
+        """An empty paged cache of one vector of dim values a token and layer, in num_blocks blocks of block_size."""
+
+    def new_states(self, num_layers: int, conv: tuple[int, int], delta: tuple[int, int, int], num_slots: int) -> States:
+        """Room for num_slots recurrent states, in float32 and with anything in them.
+
+        Of each layer: conv, the [rows, channels] that its convolution looks back on, and delta, the matrices
+        [heads, key_dim, value_dim] of its delta rule.
+        """
+
     # -- each step ---------------------------------------------------------------------------------------------------
     def embed(self, table: Weight, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Tensor:
         """Rows of the embedding table times scale: [tokens, hidden], float32."""
@@ -113,6 +183,9 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """x / sqrt(mean(x²) + eps) · weight (Zhang & Sennrich 2019), over each run of len(weight) values of a row:
         the whole row, or each head of it."""
+
+    def layer_norm(self, x: Tensor, norm: Norm, bias: Tensor) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) · weight + bias over each whole row (Ba et al. 2016)."""
 
     def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """x · weightᵀ (+ bias) for each projection, x normed first when asked: [tokens, in] → [tokens, out] each.
@@ -135,6 +208,60 @@ class Ops(Protocol):
     def attention(self, q: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
         """Causal attention of each sequence's new tokens over its own cached tokens: [tokens, heads * head_dim]."""
 
+    def project_heads(self, x: Tensor, weight: Weight) -> Tensor:
+        """Each head through a matrix of its own: [tokens, heads * in] → [tokens, heads * out].
+
+        weight: [heads, out, in] as `load_experts` gave.
+        """
+
+    def store_latent(self, cache: KVCache, layer: int, batch: ForwardBatch, *parts: Tensor) -> None:
+        """Write this step's rows, parts side by side, into a latent cache, in place, at `batch.slot_mapping`."""
+
+    def latent_attention(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        cache: KVCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: LatentAttentionSpec,
+        selection: Selection | None = None,
+    ) -> Tensor:
+        """Causal attention of each sequence's new tokens over its cached rows, which are read once for all heads.
+
+        softmax((q_latent · latent + q_rope · key) · scale) · latent. q_latent: [tokens, heads * rank]; q_rope: [tokens,
+        heads * rope_dim]; the result as q_latent. selection: as `select_keys` gave it in this step; None: all rows.
+        """
+
+    def select_keys(
+        self, q: Tensor, weights: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selection:
+        """Which top_k of its sequence's tokens up to itself each new token attends: those of the highest score.
+
+        Σ over heads of weight · max(q · key, 0); of equal scores the earlier token; all where there are no more than
+        top_k. q: [tokens, heads * dim]; weights: [tokens, heads]; cache: a latent cache of keys, this step's included.
+        """
+
+    def open_streams(self, x: Tensor, num_streams: int) -> Tensor:
+        """Every row so often side by side: [tokens, hidden] → [tokens, num_streams * hidden]."""
+
+    def read_streams(self, streams: Tensor, connection: HyperConnection) -> tuple[Tensor, Tensor]:
+        """What a sublayer reads, Σ reading share · stream: [tokens, hidden]; and the shares for `write_streams`."""
+
+    def write_streams(self, streams: Tensor, shares: Tensor, y: Tensor) -> Tensor:
+        """Streams after a sublayer: stream[to] = writing share[to] · y + Σ mixing[to, from] · stream[from].
+
+        shares: as `read_streams` gave them for the same streams; y: [tokens, hidden].
+        """
+
+    def mean_streams(self, streams: Tensor, num_streams: int) -> Tensor:
+        """The mean of a row's streams: [tokens, num_streams * hidden] → [tokens, hidden]."""
+
+    def sink_attention(
+        self, q: Tensor, sinks: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
+    ) -> Tensor:
+        """`attention` with one more score in each head's softmax, which has no value. sinks: [heads], not scaled."""
+
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) · up, the gate of SwiGLU (Shazeer 2020)."""
 
@@ -147,6 +274,47 @@ class Ops(Protocol):
         [tokens, in] → the same, summed in the order in which a token's experts rank: a row does not depend on the
         routes of others.
         """
+
+    def bounded_mixture(self, x: Tensor, experts: BoundedExperts) -> Tensor:
+        """`mixture` with such experts."""
+
+    def causal_conv(
+        self, x: Tensor, kernel: Tensor, states: States, layer: int, batch: ForwardBatch, silu: bool
+    ) -> Tensor:
+        """Σ kernel[c, i] · x[t - taps + 1 + i, c] over each sequence's own tokens: [tokens, channels] → the same.
+
+        kernel: [channels, taps]; silu: of the sum. The taps - 1 rows before this step's are those of the state in the
+        sequence's slot, zeros for a sequence that begins; they are left updated, in place.
+        """
+
+    def gated_delta(
+        self, mixed: Tensor, step: Tensor, share: Tensor, net: DeltaNet, states: States, layer: int, batch: ForwardBatch
+    ) -> Tensor:
+        """The gated delta rule over each sequence's tokens, one after another: [tokens, value_heads * value_dim].
+
+        mixed: [tokens, queries | keys | values] of all heads; step and share: logits [tokens, value_heads]. With q and
+        k of length one and q divided by √key_dim, a head's S ← exp(rate · softplus(step + time_bias)) · S, then
+        S ← S + k ⊗ sigmoid(share) · (v - Sᵀk), and the result is Sᵀq. S is the state in the sequence's slot, zeros for
+        a sequence that begins; it is left updated, in place.
+        """
+
+    def copy_states(self, states: States, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy slots in place, one after another in that order: a target may be a later source."""
+
+    def hadamard(self, x: Tensor, rotation: Hadamard, inverse: bool = False) -> Tensor:
+        """Rows rotated, or rotated back; in float32: [tokens, width] → the same."""
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        """sigmoid(gate) · x. gate: [tokens, width of x], or [tokens, 1]."""
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """x · y, value by value."""
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x · factor."""
+
+    def columns(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Values [first, last) of every row."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y."""

@@ -75,10 +75,13 @@ def gather(cache: Tensor, plan: SequencePlan) -> Tensor:
     return cache.index_select(0, plan.blocks).view(-1, heads, dim)[: plan.ahead.shape[-1]].transpose(0, 1)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: AttentionSpec) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+) -> Tensor:
     """softmax(q · kᵀ · scale) · v over the keys that are not hidden, in tiles.
 
     q: [queries, heads * dim]; keys, values: [kv_heads, keys, dim]; query heads g, g+1, … share a key head.
+    sinks: [heads] a score more for each softmax, which has no value.
     """
     queries = q.shape[0]
     group = spec.num_heads // spec.num_kv_heads
@@ -89,9 +92,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: Attent
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     seen = scores[:, : queries * group].view(spec.num_kv_heads, queries, group, -1)
     seen.masked_fill_(hidden, -torch.inf)
-    scores = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    top = scores.amax(-1)
+    sunk = torch.full_like(top, -torch.inf)
+    if sinks is not None:
+        own = sinks.view(spec.num_kv_heads, 1, group).expand(-1, queries, -1)
+        sunk[:, : queries * group] = own.reshape(spec.num_kv_heads, -1)
+        top = torch.maximum(top, sunk)
+    scores = scores.sub_(top[..., None]).exp_()
     dim = values.shape[-1]
-    total = scores.new_zeros(scores.shape[:2])
+    total = sunk.sub_(top).exp_()
     mixed = scores.new_zeros(*scores.shape[:2], dim)
     for at in range(0, scores.shape[-1], TILE):
         tile = scores[..., at : at + TILE]
@@ -102,11 +111,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, spec: Attent
     return out.transpose(0, 1).reshape(queries, spec.num_heads * dim)
 
 
-def paged_attention(q: Tensor, cache: PagedCache, layer: int, step: StepPlan, spec: AttentionSpec) -> Tensor:
+def paged_attention(
+    q: Tensor, cache: PagedCache, layer: int, step: StepPlan, spec: AttentionSpec, sinks: Tensor | None = None
+) -> Tensor:
     """`attend` for each sequence's queries over its own blocks: [tokens, heads * dim]."""
     parts = []
     for plan in step.sequences:
         keys, values = gather(cache.keys[layer], plan), gather(cache.values[layer], plan)
         values[:, plan.length :] = 0.0  # weighed with zero below, which would not quiet an infinity left by another
-        parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden(spec.window), spec))
+        parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden(spec.window), spec, sinks))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

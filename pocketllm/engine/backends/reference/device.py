@@ -61,6 +61,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
 def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
     """Set torch's threads (for the whole process, as torch has it) and bind the operations."""
     bound_spinning()
+    settle_sums()
     import torch
 
     from pocketllm.engine.backends.reference.ops import ReferenceOps
@@ -81,6 +82,14 @@ def bound_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def settle_sums() -> None:
+    """Let MKL add in one order whatever the addresses and counts of rows; it reads this at its first product.
+
+    Without it, processors with AMX give a row other bits beside other neighbors (`rows`). A user's own word wins.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def torch_version() -> str:

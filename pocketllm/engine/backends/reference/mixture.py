@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pocketllm.engine.backends.api.ops import Gating, Routing
+from pocketllm.engine.backends.api.ops import BoundedExperts, Gating, Routing
 from pocketllm.engine.backends.reference.rows import pad_rows
 
 
@@ -17,12 +17,26 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         case Gating.SIGMOID:
             scores = 1 / logits.neg().exp_().add_(1)
     ranked = scores if routing.bias is None else scores + routing.bias
+    if routing.num_groups > 1:
+        ranked = in_best_groups(ranked, routing)
     # a stable sort: topk promises nothing about equal scores
     chosen = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, : routing.num_used]
     weights = scores.gather(-1, chosen)
     if routing.normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return chosen, weights * routing.scale
+
+
+def in_best_groups(ranked: Tensor, routing: Routing) -> Tensor:
+    """-inf for experts outside a token's best groups. ranked: [tokens, experts]."""
+    groups = ranked.view(len(ranked), routing.num_groups, -1)
+    best = groups.sort(-1, descending=True).values[..., : routing.best_of_group]
+    strength = best[..., 0].clone()
+    for rank in range(1, best.shape[-1]):
+        strength += best[..., rank]
+    used = torch.sort(strength, dim=-1, descending=True, stable=True).indices[:, : routing.num_groups_used]
+    left_out = torch.ones_like(strength, dtype=torch.bool).scatter_(-1, used, False)
+    return groups.masked_fill(left_out[..., None], -torch.inf).view(ranked.shape)
 
 
 def expert_outputs(x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -35,6 +49,20 @@ def expert_outputs(x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Te
         # spelled out as in `silu_mul`
         gated = pad_rows(opened / opened.neg().exp_().add_(1) * functional.linear(rows, up[expert]))
         outputs[tokens, ranks] = functional.linear(gated, down[expert])[: len(tokens)]
+    return outputs
+
+
+def bounded_outputs(x: Tensor, chosen: Tensor, bounded: BoundedExperts) -> Tensor:
+    """`expert_outputs` of experts with biases and a bounded gate."""
+    gate, up, down = bounded.experts.gate, bounded.experts.up, bounded.experts.down
+    outputs = x.new_empty(*chosen.shape, down.shape[1])
+    for expert in sorted(set(chosen.flatten().tolist())):
+        tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        rows = pad_rows(x[tokens])
+        opened = (functional.linear(rows, gate[expert]) + bounded.gate_bias[expert]).clamp_(max=bounded.limit)
+        value = (functional.linear(rows, up[expert]) + bounded.up_bias[expert]).clamp_(-bounded.limit, bounded.limit)
+        gated = opened / (opened * -bounded.slope).exp_().add_(1) * (value + 1)
+        outputs[tokens, ranks] = functional.linear(gated, down[expert])[: len(tokens)] + bounded.down_bias[expert]
     return outputs
 
 

@@ -1,7 +1,7 @@
 """The operations of `api.ops` in plain torch, float32 throughout."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,10 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import Experts, Norm, Projection, RopeLayout
+from pocketllm.engine.backends.api.attention import (
+    AttentionSpec,
+    ForwardBatch,
+    IndexerSpec,
+    Int32Array,
+    LatentAttentionSpec,
+)
+from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, HyperConnection, Norm, Projection, RopeLayout
+from pocketllm.engine.backends.api.recurrent import DeltaNet
+from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.reference import latent as mla
+from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
-from pocketllm.engine.backends.reference.mixture import expert_outputs, route, weighted_sum
+from pocketllm.engine.backends.reference.mixture import bounded_outputs, expert_outputs, route, weighted_sum
+from pocketllm.engine.backends.reference.recurrent import StateSlots, convolve, copy_slots, delta_rule, new_slots
 from pocketllm.engine.backends.reference.rows import pad_rows
 from pocketllm.engine.weights import quant
 
@@ -57,6 +68,14 @@ class ReferenceOps:
             values=[untouched_zeros(*shape, value_dim) for _ in range(num_layers)],
         )
 
+    def new_states(
+        self, num_layers: int, conv: tuple[int, int], delta: tuple[int, int, int], num_slots: int
+    ) -> StateSlots:
+        return new_slots(num_layers, conv, delta, num_slots)
+
+    def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> mla.LatentCache:
+        return mla.LatentCache([untouched_zeros(num_blocks, block_size, 1, dim) for _ in range(num_layers)])
+
     def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Tensor:
         rows = table[torch.from_numpy(input_ids)]
         return rows if scale == 1.0 else rows * scale
@@ -64,6 +83,9 @@ class ReferenceOps:
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         runs = x.view(len(x), x.shape[-1] // len(norm.weight), len(norm.weight))
         return functional.rms_norm(runs, norm.weight.shape, norm.weight, norm.eps).view(x.shape)
+
+    def layer_norm(self, x: Tensor, norm: Norm, bias: Tensor) -> Tensor:
+        return functional.layer_norm(x, norm.weight.shape, norm.weight, bias, norm.eps)
 
     def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """Few rows are padded, so that a row does not depend on how many there are (`rows`)."""
@@ -97,13 +119,64 @@ class ReferenceOps:
         return out.view(len(x), -1)
 
     def store_kv(self, cache: PagedCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        slots = self._plan(cache, batch).slots
+        slots = self._plan(cache.keys, batch).slots
         for kept, new in ((cache.keys[layer], k), (cache.values[layer], v)):
             flat = kept.view(-1, kept.shape[2] * kept.shape[3])
             flat.index_copy_(0, slots, new)
 
     def attention(self, q: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
-        return paged_attention(q, cache, layer, self._plan(cache, batch), spec)
+        return paged_attention(q, cache, layer, self._plan(cache.keys, batch), spec)
+
+    def project_heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        return mla.project_heads(x, weight)
+
+    def store_latent(self, cache: mla.LatentCache, layer: int, batch: ForwardBatch, *parts: Tensor) -> None:
+        rows = cache.rows[layer]
+        slots = self._plan(cache.rows, batch).slots
+        rows.view(-1, rows.shape[-1]).index_copy_(0, slots, torch.cat(parts, -1))
+
+    def latent_attention(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        cache: mla.LatentCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: LatentAttentionSpec,
+        selection: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        step = self._plan(cache.rows, batch)
+        return mla.latent_attention(q_latent, q_rope, cache.rows[layer], step, spec, selection)
+
+    def select_keys(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: mla.LatentCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: IndexerSpec,
+    ) -> list[Tensor]:
+        return mla.select_keys(q, weights, cache.rows[layer], self._plan(cache.rows, batch), spec)
+
+    def open_streams(self, x: Tensor, num_streams: int) -> Tensor:
+        return x.repeat(1, num_streams)
+
+    def read_streams(self, streams: Tensor, connection: HyperConnection) -> tuple[Tensor, Tensor]:
+        normed = functional.rms_norm(streams, streams.shape[-1:], eps=connection.norm_eps)
+        reading, shares = residual.shares_of(self.project(normed, connection.weight)[0], connection)
+        return residual.read(streams, reading), shares
+
+    def write_streams(self, streams: Tensor, shares: Tensor, y: Tensor) -> Tensor:
+        return residual.write(streams, shares, y)
+
+    def mean_streams(self, streams: Tensor, num_streams: int) -> Tensor:
+        return residual.total(streams.chunk(num_streams, -1)) / num_streams
+
+    def sink_attention(
+        self, q: Tensor, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
+    ) -> Tensor:
+        return paged_attention(q, cache, layer, self._plan(cache.keys, batch), spec, sinks)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate / (1 + exp(-gate)) · up, spelled out: torch's own silu rounds the last few elements of a tensor
@@ -119,6 +192,58 @@ class ReferenceOps:
     def mixture(self, x: Tensor, experts: Experts) -> Tensor:
         chosen, weights = route(self.project(x, experts.router)[0], experts.routing)
         return weighted_sum(expert_outputs(x, chosen, experts.gate, experts.up, experts.down), weights)
+
+    def bounded_mixture(self, x: Tensor, experts: BoundedExperts) -> Tensor:
+        chosen, weights = route(self.project(x, experts.experts.router)[0], experts.experts.routing)
+        return weighted_sum(bounded_outputs(x, chosen, experts), weights)
+
+    def causal_conv(
+        self, x: Tensor, kernel: Tensor, states: StateSlots, layer: int, batch: ForwardBatch, silu: bool
+    ) -> Tensor:
+        mixed = convolve(x, kernel, states.conv[layer], batch)
+        # spelled out as in `silu_mul`
+        return mixed.div_(mixed.neg().exp_().add_(1)) if silu else mixed
+
+    def gated_delta(
+        self,
+        mixed: Tensor,
+        step: Tensor,
+        share: Tensor,
+        net: DeltaNet,
+        states: StateSlots,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        return delta_rule(mixed, step, share, net, states.delta[layer], batch)
+
+    def copy_states(self, states: StateSlots, sources: Int32Array, targets: Int32Array) -> None:
+        copy_slots(states, sources.tolist(), targets.tolist())
+
+    def hadamard(self, x: Tensor, rotation: Hadamard, inverse: bool = False) -> Tensor:
+        """Sums and differences of halves, log2(block) times (Fino & Algazi 1976)."""
+        mixed = x if inverse else x * rotation.signs
+        runs = mixed.reshape(-1, rotation.block)
+        half = rotation.block // 2
+        while half:
+            pairs = runs.view(len(runs), -1, 2, half)
+            runs = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2)
+            runs = runs.view(-1, rotation.block)
+            half //= 2
+        mixed = runs.view(x.shape) * rotation.block**-0.5
+        return mixed * rotation.signs if inverse else mixed
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        """x / (1 + exp(-gate)), spelled out for `silu_mul`'s reason."""
+        return x / gate.neg().exp_().add_(1)
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def columns(self, x: Tensor, first: int, last: int) -> Tensor:
+        return x[:, first:last]
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -136,11 +261,14 @@ class ReferenceOps:
         """The function itself: plain torch has nothing to replay."""
         return forward
 
-    def _plan(self, cache: PagedCache, batch: ForwardBatch) -> StepPlan:
-        """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key."""
+    def _plan(self, layers: Sequence[Tensor], batch: ForwardBatch) -> StepPlan:
+        """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key.
+
+        layers: any cache's, [blocks, block_size, …]: the caches of a model have the same blocks.
+        """
         step = self._step
         if step is None or step.batch is not batch:
-            step = self._step = plan_step(batch, cache.keys[0].shape[1])
+            step = self._step = plan_step(batch, layers[0].shape[1])
         return step
 
 

@@ -1,9 +1,9 @@
 """Row counts at which a matrix product gives each row the same bits, whatever rows stand beside it.
 
 A BLAS picks its kernel by the shape: one row goes to a matrix-vector routine, and leftovers of a few rows to kernels
-that add in another order. With MKL on x86-64, 4, 8 and every count from 12 on give identical rows, and no other does;
-so fewer rows are padded up. That makes a single row dearer (docs/decisions/0003), and in return eight concurrent
-requests get exactly the tokens that each gets alone.
+that add in another order. With MKL on x86-64, told to be strict (`device.settle_sums`), 4, 8 and every count from 12 on
+give identical rows, and no other does; so fewer rows are padded up. That makes a single row dearer
+(docs/decisions/0003), and in return eight concurrent requests get exactly the tokens that each gets alone.
 """
 
 import torch
