@@ -17,7 +17,10 @@ from tests.parity.transformers_families import SPECS
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
-CHECKPOINTS = ("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2")
+CHECKPOINTS = (
+    *("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2"),
+    *("deepseek_v2", "deepseek_v3", "xing4_f32", "xing4_iq4_nl", "glm_moe_dsa", "minimax_m2", "mimo_v2_flash"),
+)
 LENGTHS = [48, 31, 17, 5, 1]
 
 
@@ -64,7 +67,9 @@ def test_a_sequence_that_continues_on_the_blocks_of_another_gives_its_bits(
     driver, ids, _ = family
     driver.reset()
     [cold] = driver.run([ids], chunks(len(ids), 48))
-    driver.blocks[1], driver.done[1] = driver.blocks[0][:2], 32
+    driver.reset()
+    driver.run([ids], [[(0, 32)]])
+    driver.follow(0, 1)
     [_, warm] = driver.run([ids, ids], [[(1, 16)]])
 
     assert np.array_equal(warm, cold[32:])

@@ -24,8 +24,97 @@ BASE: Mapping[str, Any] = {
     "attention.layer_norm_rms_epsilon": 1e-6,
     "rope.freq_base": 10000.0,
 }
+LATENT: Mapping[str, Any] = {
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": 48,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 32,
+    "attention.value_length_mla": 24,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 1,
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_shared_count": 1,
+    "expert_feed_forward_length": 32,
+}
+EXPERTS: Mapping[str, Any] = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+HYBRID: Mapping[str, Any] = {
+    "block_count": 4,
+    "rope.dimension_count": 4,
+    "full_attention_interval": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 64,
+}
+SHORT_CONV: Mapping[str, Any] = {
+    "block_count": 4,
+    "attention.head_count_kv": [0, 0, 2, 0],
+    "shortconv.l_cache": 3,
+}
 OWN_BASE: Mapping[str, Mapping[str, Any]] = {
-    "qwen3moe": {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    "qwen3moe": EXPERTS,
+    "qwen3next": {**HYBRID, **EXPERTS},
+    "qwen35": HYBRID,
+    "qwen35moe": {**HYBRID, **EXPERTS, "feed_forward_length": None},
+    "gpt-oss": {
+        **EXPERTS,
+        "attention.sliding_window": 8,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 24,
+    },
+    "gemma4": {
+        "block_count": 4,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 16,
+        "embedding_length_per_layer_input": 8,
+    },
+    "lfm2": SHORT_CONV,
+    "lfm2moe": {**SHORT_CONV, **EXPERTS, "leading_dense_block_count": 1, "expert_gating_func": 2},
+    "deepseek2": LATENT,
+    "glm-dsa": {
+        **LATENT,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "attention.indexer.head_count": 16,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.top_k": 8,
+    },
+    "minimax-m2": {
+        **EXPERTS,
+        "expert_gating_func": 2,
+    },
+    "mimo2": {
+        **EXPERTS,
+        "attention.key_length": 24,
+        "attention.value_length": 16,
+        "attention.head_count_kv": [2, 4],
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [False, True],
+        "attention.value_scale": 0.707,
+        "rope.dimension_count": 8,
+        "expert_gating_func": 2,
+    },
+    "xing4_0": {
+        **LATENT,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.0,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 20,
+        "hyper_connection.epsilon": 1e-6,
+    },
 }
 """Keys that a family needs on top."""
 
@@ -42,6 +131,8 @@ class TinyFamily:
     """More tensors by name; None leaves one out."""
     spoiled: Mapping[str, Any] = field(default_factory=dict)
     """Keys as in `keys` that the file says and its tensors do not follow."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """More keys, by their full names."""
 
     def metadata(self) -> dict[str, Any]:
         """Every key, the tokenizer's too."""
@@ -56,7 +147,7 @@ def write_family(path: Path, spec: TinyFamily) -> Path:
     """Write a checkpoint; milliseconds."""
     writer = gguf.GGUFWriter(path, spec.architecture)
     spoiled = {f"{spec.architecture}.{name}": value for name, value in spec.spoiled.items()}
-    for key, value in {**spec.metadata(), **spoiled}.items():
+    for key, value in {**spec.metadata(), **spoiled, **spec.others}.items():
         add_value(writer, key, value)
     for name, values in {**weights(spec), **spec.tensors}.items():
         if values is not None:
@@ -69,8 +160,8 @@ def write_family(path: Path, spec: TinyFamily) -> Path:
 
 
 def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
-    """Random tensors by name from numpy's frozen legacy generator; norms around 1, the rest around 0."""
-    family = import_module(f"pocketllm.engine.models.families.{spec.architecture}")
+    """Random tensors by name from numpy's frozen legacy generator; norms and scales around 1, the rest around 0."""
+    family = import_module(f"pocketllm.engine.models.families.{spec.architecture.replace('-', '_')}")
     read = getattr(family, "read_shape", read_dense_shape)  # what the plainest families use
     needed, optional = family.tensor_shapes(read(HeaderReader(spec.metadata(), spec.architecture), vocab_size=512))
     shapes = needed if spec.tied else needed | {"output.weight": optional["output.weight"]}
@@ -78,6 +169,11 @@ def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
     tensors = {}
     for name in sorted(shapes):
         scale = 0.1 if len(shapes[name]) == 1 else 0.15
-        values = random.standard_normal(shapes[name]) * scale + (1 if "norm" in name else 0)
+        around = 1 if "norm" in name or name.endswith("_scale.weight") else 0
+        values = random.standard_normal(shapes[name]) * scale + around
+        if name.endswith("ssm_a"):
+            values = -np.exp(values)  # a decay grows nothing
+        elif name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+            values *= 4  # or what comes after sees little of it
         tensors[name] = values.astype(np.float32)
     return tensors

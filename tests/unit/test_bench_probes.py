@@ -9,7 +9,7 @@ import pytest
 
 from pocketllm.bench.probes import page_cache
 from pocketllm.bench.probes.ceilings import measure_ceilings
-from pocketllm.bench.probes.operations import one_sequence
+from pocketllm.bench.probes.operations import make_cases, one_sequence
 from pocketllm.bench.scenarios import load, op_latency
 from pocketllm.bench.scenarios.contract import Point
 from pocketllm.bench.targets.contract import Ask
@@ -17,6 +17,7 @@ from pocketllm.bench.targets.engine import EngineTarget
 from pocketllm.engine.load import load_engine
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import MachineError
+from tests.parity.tiny_families import TinyFamily, write_family
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,16 @@ def test_every_point_has_cases_and_every_case_a_point(meter: op_latency.OpMeter)
 
     assert {case.op for case in meter.cases} | {"lifecycle"} == set(labels)
     assert len({case.name for case in meter.cases}) == len(meter.cases)
+
+
+def test_a_latent_cache_is_timed_with_its_own_operations(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "tiny.gguf", TinyFamily("deepseek2"))
+    with load_engine(EngineOptions(model=str(path), threads=1, backend="reference")) as engine:
+        cases = {case.name: case for case in make_cases(engine) if case.op in ("attention", "store_kv")}
+        assert cases["latent_attention ×1 over 129"].call().shape == (1, 4 * 32)
+
+    assert {case.op for case in cases.values()} == {"attention", "store_kv"}
+    assert cases["store_latent ×64"].num_bytes == 64 * 48 * (4 + 4)
 
 
 def test_every_quant_type_of_the_backend_is_measured(meter: op_latency.OpMeter) -> None:

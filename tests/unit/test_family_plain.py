@@ -16,7 +16,7 @@ from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import GGUFError
 from tests.parity.tiny_families import TinyFamily, write_family
 
-FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "qwen3moe")
+FAMILIES = ("qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "qwen3moe", "minimax-m2")
 
 
 def unmet(path: Path, architecture: str, keys: dict[str, Any] | None = None, **tensors: Any) -> list[str]:
@@ -98,6 +98,7 @@ def test_a_feature_of_another_family_is_refused(architecture: str, key: str, val
         ("olmo2", "blk.1.post_attention_norm.weight"),
         ("smollm3", "blk.1.attn_norm.weight"),
         ("qwen3moe", "blk.0.ffn_gate_inp.weight"),
+        ("minimax-m2", "blk.1.attn_q_norm.weight"),
     ],
 )
 def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path)
         ("olmo2", "blk.0.attn_norm.weight"),
         ("smollm3", "blk.0.attn_q_norm.weight"),
         ("qwen3moe", "blk.0.exp_probs_b.bias"),
+        ("minimax-m2", "blk.0.ffn_gate_shexp.weight"),
     ],
 )
 def test_a_tensor_that_would_be_ignored_is_a_reason(architecture: str, name: str, tmp_path: Path) -> None:
