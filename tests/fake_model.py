@@ -24,7 +24,17 @@ def logits_after(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> npt.NDAr
     """The fake model's logits after a sequence: pseudo-random, from the whole sequence in order."""
     state = 1
     for token_id in token_ids:
-        state = (state * 48271 + token_id + 11) % 2147483647
+        state = next_state(state, token_id)
+    return logits_of(state, vocab_size)
+
+
+def next_state(state: int, token_id: int) -> int:
+    """What a sequence is boiled down to after one token more."""
+    return (state * 48271 + token_id + 11) % 2147483647
+
+
+def logits_of(state: int, vocab_size: int = VOCAB_SIZE) -> npt.NDArray[np.float32]:
+    """Logits of such a state."""
     values = (state * (np.arange(vocab_size, dtype=np.int64) * 2654435761 + 12345)) % 1000003
     return (values / 1000003 * 8).astype(np.float32)
 
@@ -78,6 +88,9 @@ class FakeTokenizer:
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return [ord(character) - 65 for character in text]
+
+    def encode_inside(self, text: str) -> list[int]:
+        return [one for one in self.encode(text) if 0 <= one < EOS]
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text)

@@ -219,6 +219,7 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights", gib(plan["weights_bytes"])),
         ("context", f"{plan['max_model_len']:,} tokens of the checkpoint's {plan['context_length']:,}"),
         ("cache", f"{gib(plan['kv_bytes'])}, {plan['num_blocks']:,} blocks of {plan['block_size']} tokens"),
+        *([("states", f"{gib(plan['state_bytes'])} for recurrent layers")] if plan["state_bytes"] else []),
         ("working memory", gib(plan["scratch_bytes"])),
         ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
         ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),

@@ -10,7 +10,7 @@ from math import ceil, prod
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
-from pocketllm.engine.models.contract import Checkpoint, ModelFamily
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily
 from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
 
@@ -33,6 +33,8 @@ class Limits:
     max_queued_requests: int
     prefix_cache: bool = True
     """Whether full blocks are found again by the tokens they hold."""
+    num_state_slots: int = 0
+    """Recurrent states that there is room for, of running requests and snapshots; 0 for a model that has none."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class EnginePlan:
     weights_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
+    state_bytes: int
+    """Recurrent states of running requests and snapshots; 0 for a model that has none."""
     scratch_bytes: int
     """What a step of the widest kind works in, beside weights and cache; an estimate from the header."""
     limits: Limits
@@ -101,12 +105,12 @@ def make_plan(
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
 
     context = family.context_length(checkpoint.metadata)
-    per_token = family.kv_spec(checkpoint.metadata).bytes_per_token(
-        capability.kv_element_bytes, capability.kv_scale_bytes
-    )
+    spec = family.kv_spec(checkpoint.metadata)
+    per_token = spec.bytes_per_token(capability.kv_element_bytes, capability.kv_scale_bytes)
+    states = num_state_slots(options, spec) * spec.bytes_per_sequence()
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
-    memory = plan_memory(options, context, per_token, weights, capability.memory_bytes, scratch)
+    memory = plan_memory(options, context, per_token, weights + states, capability.memory_bytes, scratch)
     if memory.reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
     return EnginePlan(
@@ -126,8 +130,9 @@ def make_plan(
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
         kv_bytes=memory.num_blocks * options.block_size * per_token,
+        state_bytes=states,
         scratch_bytes=scratch.of(memory.max_model_len),
-        limits=make_limits(options, memory),
+        limits=make_limits(options, memory, num_state_slots(options, spec)),
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
@@ -272,7 +277,10 @@ def plan_memory(
     available: int | None,
     scratch: Scratch = NO_SCRATCH,
 ) -> MemoryPlan:
-    """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it."""
+    """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it.
+
+    weights: with whatever else is there whole from the beginning (recurrent states).
+    """
     length = options.max_model_len or context
     reasons = []
     if length > context:
@@ -313,7 +321,12 @@ def plan_memory(
     return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons))
 
 
-def make_limits(options: EngineOptions, memory: MemoryPlan) -> Limits:
+def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
+    """One for each running request, and as many for snapshots where prefixes are found again."""
+    return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
+
+
+def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -326,6 +339,7 @@ def make_limits(options: EngineOptions, memory: MemoryPlan) -> Limits:
         reserve=options.reserve,
         max_queued_requests=options.max_queued_requests,
         prefix_cache=options.prefix_cache,
+        num_state_slots=num_state_slots,
     )
 
 

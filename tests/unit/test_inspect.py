@@ -45,6 +45,10 @@ class PlainFamily:
         def bytes_per_token(element_bytes: int) -> int:
             return 10 * element_bytes
 
+        @staticmethod
+        def bytes_per_sequence() -> int:
+            return 8
+
     def kv_spec(self, metadata: object) -> type[kv]:
         return self.kv
 
@@ -123,6 +127,7 @@ def test_a_familys_reasons_and_sizes_are_its_own(tiny_gguf: Path) -> None:
     assert report["missing"] == ["the plain family lacks a thing", "a tokenizer's reason"]
     assert report["memory"]["kv_bytes_per_token"] == {"float16": 20, "float32": 40}
     assert report["memory"]["kv_bytes_context"] == {"float16": 2000, "float32": 4000}
+    assert report["memory"]["state_bytes_per_request"] == 8
     assert report["memory"]["source"] == "family plain"
 
 

@@ -35,6 +35,7 @@ def build(schedule: Schedule, block_size: int) -> ForwardBatch:
         block_table=table,
         slot_mapping=slots,
         logit_rows=logit_rows(schedule, query_start_loc),
+        state_slots=np.array([slot for slot in (r.state_slot for r in requests) if slot is not None], np.int32),
     )
 
 

@@ -81,6 +81,10 @@ class Request:
     """Prefix cache keys of its first full blocks, as far as they were asked for."""
     num_kept_blocks: int = 0
     """Blocks that the prefix cache knows of, from the first."""
+    state_slot: int | None = None
+    """Where its recurrent state is kept while it runs, of a model that has one."""
+    answer_key: bytes | None = None
+    """Of the latest snapshot of its state that holds tokens of its answer."""
     times: RequestTimes = field(default_factory=RequestTimes)
     prompt_logits: npt.NDArray[np.float32] | None = None
     """[prompt tokens, vocab], filled step by step when wanted."""
@@ -143,12 +147,12 @@ class FinishEvent:
     seed: int
     error: str | None = None
     """One sentence, when `reason` is ERROR; without paths of this machine."""
+    is_unanswerable: bool = False
+    """Whether the error lies in what was asked: nothing could obey its grammar any more."""
     stop_string: str | None = None
     """The stop string that ended the request, when one did."""
     prompt_logits: npt.NDArray[np.float32] | None = None
     """[prompt tokens, vocab], for a request that wanted them and was not cut short."""
-    is_unanswerable: bool = False
-    """Whether the error lies in what was asked: nothing could obey its grammar any more."""
 
 
 Event = TokenEvent | FinishEvent

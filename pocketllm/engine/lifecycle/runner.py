@@ -24,7 +24,8 @@ class Runner:
     """A model's forward pass over its cache, and its head; knows nothing of why a request is run.
 
     forward: one flat batch → hidden states of its `logit_rows`, as the backend captured it; logits: the model's own;
-    take: the backend's `Ops.take`, for cutting many rows of hidden states into slices.
+    take: the backend's `Ops.take`, for cutting many rows of hidden states into slices; copy_states: copies recurrent
+    states from slots to slots, of a model that has some.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Runner:
         logits: Callable[[Tensor], Any],
         block_size: int,
         take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor],
+        copy_states: Callable[[npt.NDArray[np.int32], npt.NDArray[np.int32]], None] | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
         self._block_size = block_size
         self._take = take
+        self._copy_states = copy_states
 
     def run(self, schedule: Schedule) -> dict[Request, LogitsRow]:
         """Compute one step; returns the logits of each request that catches up with it, in the schedule's order.
@@ -45,6 +48,10 @@ class Runner:
         Rows of requests that want prompt logits go into `request.prompt_logits` instead, and what others want to know
         of their prompt goes into `request.prompt_logprobs` as well.
         """
+        if schedule.state_copies:
+            assert self._copy_states is not None
+            sources, targets = np.array(schedule.state_copies, np.int32).T
+            self._copy_states(sources, targets)
         forward_batch = batch.build(schedule, self._block_size)
         hidden = self._forward(forward_batch)
         owners = [

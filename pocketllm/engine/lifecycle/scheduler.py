@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
 from pocketllm.engine.lifecycle.kv.prefix_cache import PrefixCache
+from pocketllm.engine.lifecycle.kv.state_slots import Copy, StateSlots
 from pocketllm.engine.lifecycle.request import Request, RequestState
 from pocketllm.engine.plan import Limits
 from pocketllm.errors import ContextLengthError, RequestError
@@ -23,6 +24,8 @@ class Schedule:
 
     num_tokens: Mapping[Request, int]
     preempted: tuple[Request, ...] = ()
+    state_copies: tuple[Copy, ...] = ()
+    """Copies of recurrent states to make before the step, one after another."""
 
     @property
     def total_tokens(self) -> int:
@@ -40,7 +43,10 @@ class Scheduler:
         self.limits = limits
         self.vocab_size = vocab_size
         self.pool = BlockPool(limits.num_blocks)
-        self.prefix_cache = PrefixCache(self.pool, limits.block_size, cache_seed) if limits.prefix_cache else None
+        self.states = StateSlots(limits.num_state_slots) if limits.num_state_slots else None
+        self.prefix_cache = (
+            PrefixCache(self.pool, limits.block_size, cache_seed, self.states) if limits.prefix_cache else None
+        )
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -116,7 +122,7 @@ class Scheduler:
         preempted = self._schedule_running(tokens)
         if not preempted:  # or whoever lost its blocks would be back at once, through the prefix cache
             self._admit(tokens)
-        return Schedule(tokens, tuple(preempted))
+        return Schedule(tokens, tuple(preempted), self.states.take_copies() if self.states is not None else ())
 
     def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
         preempted: list[Request] = []
@@ -124,8 +130,8 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             request = self.running[index]
-            # never 0: whoever was admitted after it got only what it left, and what it wants does not grow
-            count = min(request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget)
+            # never 0: what those after it need at least is not its to take
+            count = self._num_next(request, budget - (len(self.running) - index - 1))
             missing = self._missing_blocks(request, request.num_computed_tokens + count)
             while missing > self.pool.num_free and self.running[-1] is not request:
                 preempted.append(self._preempt_youngest())
@@ -158,13 +164,22 @@ class Scheduler:
                 return  # the head of the line waits, and nobody passes it
             self.waiting.popleft()
             self._count_cached(request)
-            count = min(request.num_tokens - request.num_computed_tokens, self.limits.prefill_chunk, budget)
+            if self.states is not None:
+                num_cached = len(request.block_ids)
+                self.states.open(request, request.block_keys[num_cached - 1] if num_cached else None)
+            count = self._num_next(request, budget)
             missing = self._missing_blocks(request, request.num_computed_tokens + count)
             request.block_ids += self.pool.allocate(missing)
             request.move_to(RequestState.RUNNING)
             self.running.append(request)
             tokens[request] = count
             budget -= count
+
+    def _num_next(self, request: Request, budget: int) -> int:
+        """How many of a request's tokens the step computes, at least one."""
+        done = request.num_computed_tokens
+        count = min(request.num_tokens - done, self.limits.prefill_chunk, budget)
+        return count if self.prefix_cache is None else self.prefix_cache.step_end(request, done + count) - done
 
     def _take_cached(self, request: Request) -> None:
         if self.prefix_cache is not None:
@@ -222,12 +237,16 @@ class Scheduler:
             self.waiting.remove(request)
         if not is_sound:
             self.pool.forget(request.block_ids)
+            if self.states is not None:
+                self.states.pool.forget_all()  # copies may not have been made
         self._release(request)
         request.move_to(RequestState.FINISHED)
 
     def _release(self, request: Request) -> None:
         self.pool.free(request.block_ids)
         request.block_ids.clear()
+        if self.states is not None:
+            self.states.close(request)
         request.num_kept_blocks = request.num_computed_tokens = 0
 
     def _missing_blocks(self, request: Request, num_tokens: int) -> int:

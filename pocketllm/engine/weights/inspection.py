@@ -26,6 +26,9 @@ class CacheShape(Protocol):
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token adds to the cache."""
 
+    def bytes_per_sequence(self) -> int:
+        """Bytes that one sequence takes beside, however long it is."""
+
 
 class Family(Protocol):
     """The part of a model family that an inspection asks; `models.contract.ModelFamily` is the real one."""
@@ -180,7 +183,8 @@ def finite(value: Any) -> Any:
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def memory_plan(checkpoint: Checkpoint, family: Family | str, parameters: int, tensor_bytes: int) -> dict[str, Any]:
-    """Bytes of the weights and of the cache, per token and for the whole context, by the cache's element type.
+    """Bytes of the weights and of the cache, per token and for the whole context, by the cache's element type; and of
+    a request's recurrent states.
 
     From the family when there is one that reads the header, else an estimate for plain attention; None: not known.
     """
@@ -191,6 +195,7 @@ def memory_plan(checkpoint: Checkpoint, family: Family | str, parameters: int, t
         "context_length": None,
         "kv_bytes_per_token": None,
         "kv_bytes_context": None,
+        "state_bytes_per_request": None,
     }
     architecture = readable(checkpoint, "general.architecture")
     try:
@@ -199,7 +204,9 @@ def memory_plan(checkpoint: Checkpoint, family: Family | str, parameters: int, t
             context = header_number(checkpoint, f"{architecture}.context_length")
             source = "estimate for plain attention, from the header"
         else:
-            per_element = family.kv_spec(checkpoint.metadata).bytes_per_token(1)
+            spec = family.kv_spec(checkpoint.metadata)
+            per_element = spec.bytes_per_token(1)
+            plan["state_bytes_per_request"] = spec.bytes_per_sequence()
             context, source = family.context_length(checkpoint.metadata), f"family {family.architecture}"
     except GGUFError:
         return plan

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool
+from pocketllm.engine.lifecycle.kv.state_slots import StateSlots
 from pocketllm.engine.lifecycle.request import Request
 
 KEY_BYTES = 16
@@ -18,12 +19,14 @@ KEY_BYTES = 16
 class PrefixCache:
     """The blocks of a pool by the tokens they hold.
 
-    seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache). Counts are in tokens
-    and of admissions only: what was asked for, and how much of it was there.
+    seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache); states: of a model
+    that has recurrent states. Counts are in tokens and of admissions only: what was asked for, and how much of it was
+    there.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, seed: bytes) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, seed: bytes, states: StateSlots | None = None) -> None:
         self._pool = pool
+        self._states = states
         self._block_size = block_size
         self._seed = seed
         self._num_resets = 0
@@ -44,6 +47,9 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
+        # a state cannot be cut: what follows the last snapshot is computed again
+        while blocks and self._states is not None and not self._states.can_restore(request.block_keys[len(blocks) - 1]):
+            blocks.pop()
         return blocks
 
     def is_worth_waiting(self, request: Request, running: Iterable[Request]) -> bool:
@@ -75,10 +81,24 @@ class PrefixCache:
         for index in range(request.num_kept_blocks, request.num_computed_tokens // self._block_size):
             self._pool.set_key(request.block_ids[index], self._key(request, index))
             request.num_kept_blocks = index + 1
+        num_blocks, rest = divmod(request.num_computed_tokens, self._block_size)
+        if self._states is not None and num_blocks and not rest:
+            self._states.save(request, self._key(request, num_blocks - 1))
+
+    def step_end(self, request: Request, end: int) -> int:
+        """Where a step that would compute a request's tokens up to `end` stops instead, so that its state can be kept.
+
+        At the end of a block, if it comes to one, and before the last token, so that a repeated prompt has one to begin
+        with. A model without recurrent states stops nowhere.
+        """
+        last = min(end, request.num_tokens - 1) // self._block_size * self._block_size
+        return last if self._states is not None and last > request.num_computed_tokens else end
 
     def reset(self) -> None:
         """Begin anew: nothing that was computed until now is found by any request that comes."""
         self._pool.forget_all()
+        if self._states is not None:
+            self._states.pool.forget_all()
         # what runs goes on filling blocks: their keys continue a chain that no new request begins
         self._num_resets += 1
 
