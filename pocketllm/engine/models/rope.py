@@ -37,6 +37,8 @@ class RopeSpec:
     """YaRN: dimensions that turn at least this often within the original context keep their frequency."""
     beta_slow: float
     """YaRN: those that turn at most this often are interpolated."""
+    rounds_ramp: bool = True
+    """YaRN: whether the ramp between begins and ends at whole pairs, as in the paper's code."""
 
 
 def read_rope(header: HeaderReader, dim: int, context_length: int) -> RopeSpec:
@@ -79,15 +81,17 @@ def yarn_kept_share(spec: RopeSpec) -> Float64Array:
     """How much of each pair's own frequency YaRN keeps, 1 … 0: [dim / 2] (the paper's γ, ramped over the pair index).
 
     A pair turns original_context · theta^(-2i/dim) / 2π times within the original context; solved for i at beta_fast
-    and beta_slow turns, then rounded outwards, as the models that use it were trained.
+    and beta_slow turns, then rounded outwards where the models that use it were trained so.
     """
 
     def pair_that_turns(times: float) -> float:
         turns = spec.original_context / (times * 2.0 * math.pi)
         return spec.dim * math.log(turns) / (2.0 * math.log(spec.theta))
 
-    low = max(math.floor(pair_that_turns(spec.beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(spec.beta_slow)), spec.dim - 1)
+    first, last = pair_that_turns(spec.beta_fast), pair_that_turns(spec.beta_slow)
+    if spec.rounds_ramp:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, spec.dim - 1)
     pairs = np.arange(spec.dim // 2, dtype=np.float64)
     # a ramp of no width would divide by zero
     interpolated = np.clip((pairs - low) / max(high - low, 0.001), 0.0, 1.0)
