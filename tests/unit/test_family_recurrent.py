@@ -1,0 +1,131 @@
+"""Recurrent families, gpt-oss and gemma4 read headers that are as they should be, and say what is wrong with others."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pocketllm.engine.models.contract import KVSpec, SeveralCaches, StateSpec
+from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.options import EngineOptions
+from pocketllm.engine.plan import make_plan
+from pocketllm.engine.weights.checkpoint import open_checkpoint
+from tests.parity.tiny_families import TinyFamily, write_family
+from tests.unit.test_plan import CAPABILITY
+
+
+def reasons(path: Path, architecture: str, **spoiled: Any) -> list[str]:
+    """Why a tiny checkpoint with some keys spoiled does not run."""
+    keys = {name.replace("__", "."): value for name, value in spoiled.items()}
+    with open_checkpoint(write_family(path / "x.gguf", TinyFamily(architecture, spoiled=keys))) as checkpoint:
+        return list(find_family(architecture).unmet(checkpoint))
+
+
+FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4")
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_checkpoint_as_it_should_be_misses_nothing(architecture: str, tmp_path: Path) -> None:
+    assert reasons(tmp_path, architecture) == []
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_key_for_something_that_is_not_there_is_a_reason(architecture: str, tmp_path: Path) -> None:
+    [reason] = reasons(tmp_path, architecture, attention__clamp_kqv=8.0)
+
+    assert reason == f"{architecture}.attention.clamp_kqv=8.0 is not supported by family {architecture}"
+
+
+# -- caches
+HYBRID = SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (3, 128), (4, 16, 16))))
+CACHES = {
+    "qwen35": HYBRID,
+    "qwen35moe": HYBRID,
+    "qwen3next": HYBRID,
+    "gpt-oss": KVSpec(2, 2, 16, 16),
+    "lfm2": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
+    "lfm2moe": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
+    "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16), KVSpec(2, 2, 32, 32))),
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_cache_is_told_by_the_header(architecture: str) -> None:
+    assert find_family(architecture).kv_spec(TinyFamily(architecture).metadata()) == CACHES[architecture]
+
+
+def test_the_published_model_takes_the_bytes_that_are_known_of_it() -> None:
+    """Qwen3.5-27B: 64 KiB a token in float16, and in each of 48 layers a matrix for each of 48 heads."""
+    qwen = TinyFamily(
+        "qwen35",
+        keys={
+            "block_count": 64,
+            "embedding_length": 5120,
+            "feed_forward_length": 17408,
+            "attention.head_count": 24,
+            "attention.head_count_kv": 4,
+            "attention.key_length": 256,
+            "attention.value_length": 256,
+            "rope.dimension_count": 64,
+            "ssm.state_size": 128,
+            "ssm.group_count": 16,
+            "ssm.time_step_rank": 48,
+            "ssm.inner_size": 6144,
+        },
+    ).metadata()
+    spec = find_family("qwen35").kv_spec(qwen)
+
+    assert spec.bytes_per_token(2) == 64 << 10
+    assert spec.bytes_per_sequence() == 48 * 4 * (3 * 10240 + 48 * 128 * 128)
+
+
+def test_a_plan_counts_a_state_for_each_request_and_as_many_for_snapshots(tmp_path: Path) -> None:
+    state = HYBRID.bytes_per_sequence()
+    ops = find_family("qwen35").capability.required_ops | CAPABILITY.ops
+    capability = replace(CAPABILITY, ops=ops)
+    with open_checkpoint(write_family(tmp_path / "x.gguf", TinyFamily("qwen35"))) as checkpoint:
+        plans = [
+            make_plan(
+                EngineOptions(model="x", max_num_seqs=3, prefix_cache=wanted),
+                find_family("qwen35"),
+                capability,
+                checkpoint,
+            )
+            for wanted in (True, False)
+        ]
+
+    assert [plan.limits.num_state_slots for plan in plans] == [6, 3]
+    assert [plan.state_bytes for plan in plans] == [6 * state, 3 * state]
+
+
+# -- what is refused
+PATTERN = "it must say true or false for each layer"
+BAD: list[tuple[str, str, Any, str]] = [
+    ("qwen35", "attention__recurrent_layers", [True, False], f"is [True, False]: {PATTERN}"),
+    ("qwen35", "full_attention_interval", 9, "all 4 layers of the qwen35 are recurrent: one must not be"),
+    ("qwen35", "full_attention_interval", 0, "qwen35.full_attention_interval is 0: it must be a whole number above 0"),
+    ("qwen35", "ssm__inner_size", 66, "metadata key qwen35.ssm.inner_size is 66: it must divide by 4"),
+    ("qwen35", "ssm__group_count", 3, "metadata key qwen35.ssm.time_step_rank is 4: it must divide by 3"),
+    ("qwen35", "ssm__conv_kernel", 5, "ssm_conv1d.weight has shape (128, 4), expected (128, 5)"),
+    ("qwen35", "nextn_predict_layers", 1, "qwen35.nextn_predict_layers=1 is not supported by family qwen35"),
+    ("qwen3next", "expert_used_count", 9, "qwen3next.expert_used_count is 9: there are only 8 experts"),
+    ("qwen35moe", "expert_gating_func", 2, "qwen35moe.expert_gating_func=2 is not supported by family qwen35moe"),
+    ("gpt-oss", "expert_used_count", 9, "gpt-oss.expert_used_count is 9: there are only 8 experts"),
+    ("lfm2", "attention__head_count_kv", [0, 1, 2, 0], "it must give each layer's key heads, 0 for a convolution"),
+    ("lfm2", "attention__head_count_kv", [0, 0, 0, 0], "it must give each layer's key heads, 0 for a convolution"),
+    ("lfm2", "attention__head_count_kv", [0, 0, 2], "lfm2.attention.head_count_kv has 3 entries for 4 layers"),
+    ("lfm2", "shortconv__l_cache", 0, "lfm2.shortconv.l_cache is 0: it must be a whole number above 0"),
+    ("lfm2moe", "expert_gating_func", 7, "lfm2moe.expert_gating_func is 7: it must be 1 for softmax or 2 for sigmoid"),
+    ("gemma4", "attention__head_count_kv", [2, 2, 4, 2], "is [2, 2, 4, 2]: layers of a kind must have one"),
+    ("gemma4", "attention__shared_kv_layers", 3, "a layer shares keys that none has"),
+    ("gemma4", "feed_forward_length", [96, 96], "is [96, 96]: it must be a whole number above 0 for each layer"),
+    ("gemma4", "expert_count", 8, "gemma4.expert_count=8 is not supported by family gemma4"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "key", "value", "reason"), BAD)
+def test_a_header_that_cannot_be_followed_is_a_reason(
+    architecture: str, key: str, value: Any, reason: str, tmp_path: Path
+) -> None:
+    assert any(reason in found for found in reasons(tmp_path, architecture, **{key: value}))
