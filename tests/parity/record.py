@@ -52,8 +52,20 @@ TINY = (
     "gemma2",
     "gemma3_text",
     "olmo2",
+    "qwen3_5_text",
+    "qwen3_next",
+    "gpt_oss",
+    "lfm2",
+    "gemma4_text",
+    "deepseek_v2",
+    "deepseek_v3",
+    "xing4_f32",
+    "xing4_iq4_nl",
+    "glm_moe_dsa",
+    "minimax_m2",
+    "mimo_v2_flash",
 )
-MADE = ("smollm3",)
+MADE = ("smollm3", "qwen35moe", "lfm2moe")
 MODELS = ("smollm2-135m", "gemma3-270m")
 NLL_TOLERANCE = 0.005
 """Relative."""
@@ -285,11 +297,12 @@ def write_record(to: Recorder, path: Path, rows: Iterator[dict[str, Any]]) -> bo
 def record_spec(to: Recorder, name: str) -> bool:
     """A record of a tiny checkpoint that is not committed but made again from its seed."""
     from tests.parity.tiny_families import write_family
-    from tests.parity.transformers_families import SPECS
+    from tests.parity import recurrent_oracle, transformers_families
 
+    specs = {**transformers_families.SPECS, **recurrent_oracle.SPECS}
     expected = np.load(ORACLES / f"{name}.npz")
     with TemporaryDirectory() as work:
-        path = write_family(Path(work) / f"{name}.gguf", SPECS[name])
+        path = write_family(Path(work) / f"{name}.gguf", specs[name])
         rows = rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
         return write_record(to, path, rows)
 

@@ -58,7 +58,9 @@ class Shape:
             value = metadata[f"{engine.checkpoint.architecture}.{key}"]
             return int(max(value) if isinstance(value, Sequence) else value)
 
-        sizes = size("embedding_length"), size("feed_forward_length"), size("attention.head_count")
+        is_dense = f"{engine.checkpoint.architecture}.feed_forward_length" in metadata
+        inner = size("feed_forward_length" if is_dense else "expert_feed_forward_length")
+        sizes = size("embedding_length"), inner, size("attention.head_count")
         kept = attention_kind(spec)
         if isinstance(kept, KVSpec):
             return cls(*sizes, kept.num_kv_heads, kept.key_dim)
