@@ -3,12 +3,17 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 C_SUFFIXES = {".cpp", ".h", ".cu", ".cuh"}
 STRINGS_AND_COMMENTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/', re.DOTALL)
 
+BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements hold statements."""
 
+
+@lru_cache(maxsize=1024)  # the proofs of a ladder mostly rest on the same files
 def meaning(path: str, content: bytes, names: frozenset[str] | None = None) -> str:
     """A text that is equal for two versions of a file which do the same.
 
@@ -42,12 +47,15 @@ def without_comments(text: str) -> str:
     return " ".join(f"\n{line}\n" if line.startswith("#") else line for line in lines if line)
 
 
-def drop_docstrings(module: ast.Module) -> None:
+def drop_docstrings(node: ast.AST) -> None:
     """Take the docstring, and any other string that stands alone, out of every body."""
-    for node in ast.walk(module):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [item for item in body if not is_string(item)]  # type: ignore[attr-defined]  # has a body
+    for field in BODIES:
+        inner = getattr(node, field, None)
+        if isinstance(inner, list):  # an expression's body is no list
+            kept = [statement for statement in inner if not is_string(statement)]
+            setattr(node, field, kept)
+            for statement in kept:
+                drop_docstrings(statement)
 
 
 def is_string(node: ast.AST) -> bool:
