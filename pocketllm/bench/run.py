@@ -264,6 +264,9 @@ class Run:
                 fitted = paced
             if slot.start != self.start:
                 self.start_afresh(slot.start)
+            if slot.index and slot.position == 0 and not self.load.meters:
+                block = [arms[one.arm] for one in slots[slot.index : slot.index + len(arms)]]
+                self.rig.reseat(block, fitted.seconds / fitted.blocks, self.tell)
             self.run_slot(arms[slot.arm], slot, fitted)
             append(self.load.taken_rows())
             done = slot.index + 1

@@ -16,6 +16,7 @@ from pocketllm.bench.pace import Wish, minutes
 from pocketllm.bench.record import judged_words
 from pocketllm.bench.run import Done, Outcome, Run, Settings, past_nulls
 from pocketllm.bench.scenarios import find_scenario, known
+from pocketllm.bench.targets import rig as rig_module
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.gate import GateAnswer, GateState
 from pocketllm.bench.targets.rig import Rig
@@ -537,6 +538,47 @@ def process_rig(arm_set: ArmSet, costs: Callable[[Any, int], float]) -> tuple[Ri
     rig.start_arm = start
     rig.renew(arm_set, 0)
     return rig, opened
+
+
+def lucky_rig(seated: list[str]) -> Rig:
+    """Arms that are equal but for the memory they have: each seat is up to 3 % slower for as long as it lasts."""
+
+    def seat(name: str) -> FakeTarget:
+        luck = 0.01 * (1.0 + 0.03 * (len(seated) * 2654435761 % 1000) / 1000)
+        seated.append(name)
+        return FakeTarget(lambda number: (luck * wobble(number), luck * wobble(number)))
+
+    rig = fake_rig({name: seat(name) for name in ("base", "b", "null")})
+    rig.seat_arm = lambda arm: seat(arm.name)
+    return rig
+
+
+def test_arms_that_share_weights_get_new_memory_in_every_block_so_that_its_luck_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig_module, "RESEAT_SHARE", 1e6)  # a block of this rig takes no time
+    seated: list[str] = []
+    outcome = run(tmp_path, rig=lucky_rig(seated), blocks=24)
+    result = next(r for r in outcome.document["results"] if (r["arm"], r["metric"]) == ("b", "decode"))
+
+    assert outcome.document["valid"]
+    assert words(outcome) != {"b": "SLOWER"}
+    assert result["low"] < 1.0 < result["high"]
+    blocks = [tuple(seated[first : first + 3]) for first in range(0, len(seated), 3)]
+    assert len(seated) == 72
+    assert {frozenset(block) for block in blocks} == {frozenset(("base", "b", "null"))}
+    assert len(set(blocks)) > 1, "arms were always seated in the same order, so that each may get the same place"
+
+
+def test_arms_keep_their_memory_where_a_new_one_is_dear_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig_module, "RESEAT_SHARE", 0.0)
+    seated: list[str] = []
+    outcome = run(tmp_path, rig=lucky_rig(seated), blocks=12)
+
+    assert len(seated) == 6
+    assert any("arms keep their memory from here on" in note for note in outcome.document["notes"])
 
 
 PROCESSES = ("base:via=http", "b:prefill_chunk=64,via=http")
