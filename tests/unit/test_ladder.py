@@ -478,8 +478,8 @@ def test_a_suite_with_a_gap_and_no_suite_at_all_prove_no_golden_rung() -> None:
     [gap] = compute(evidence, {"smol": Suite(CAPITAL["smol"].pairs, ("a stop string",))})
     [none] = compute(evidence, {"another": CAPITAL["smol"]})
 
-    assert (gap.rung, gap.missing) == (2, "a suite of fixtures with a stop string")
-    assert (none.rung, none.missing) == (2, "a suite of fixtures with any case")
+    assert (gap.rung, gap.missing) == (2, "fixtures with a stop string")
+    assert (none.rung, none.missing) == (2, "accepted fixtures of this model")
 
 
 def test_a_run_with_an_arm_slowed_on_purpose_proves_nothing_of_the_model() -> None:

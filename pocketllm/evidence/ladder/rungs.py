@@ -151,7 +151,9 @@ def through_http(own: Sequence[Evidence], suite: Suite) -> Verdict:
 
 def gaps(suite: Suite) -> list[str]:
     """A sentence when the model's fixtures leave out what every suite has."""
-    return [f"a suite of fixtures with {', '.join(suite.lacks)}"] if suite.lacks else []
+    if not suite.pairs:
+        return ["accepted fixtures of this model"]
+    return [f"fixtures with {', '.join(suite.lacks)}"] if suite.lacks else []
 
 
 def most_of(golden: Sequence[Evidence], suite: Suite, entry_points: Sequence[str]) -> tuple[Evidence | None, list[str]]:
