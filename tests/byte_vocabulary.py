@@ -1,11 +1,13 @@
 """A vocabulary of single bytes, a few longer tokens and any control tokens: for grammars, which need no model."""
 
 import random
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pocketllm.engine.structured.matcher import Matcher
+from pocketllm.engine.text.token_scanner import TokenScanner
 
 WORDS = ('{"', '": ', ", ", "true", "name", "\n", "  ", '"}', "}]", "ab")
 
@@ -34,6 +36,19 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode())
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The longest tokens first."""
+        pieces = re.split("(" + "|".join(map(re.escape, sorted(WORDS, key=len, reverse=True))) + ")", text)
+        return [one for piece in pieces for one in ([256 + WORDS.index(piece)] if piece in WORDS else piece.encode())]
+
+    def length(self, token_id: int) -> int:
+        return len(self._tokens[token_id])
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Control tokens as themselves, everything else byte by byte."""
+        pieces = TokenScanner(self.control_ids).split(text)
+        return [one for piece in pieces for one in ([piece] if isinstance(piece, int) else piece.encode())]
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self._tokens[one] for one in ids if one != self.end).decode(errors="replace")

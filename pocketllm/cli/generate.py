@@ -3,6 +3,7 @@
 import signal
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from pocketllm.engine.lifecycle.sampling.params import SamplingParams
     from pocketllm.engine.llm import LLM
     from pocketllm.engine.options import EngineOptions
+    from pocketllm.engine.structured.constraint import Constraint
 
 DEFAULT_MAX_TOKENS = 128
-PROMPT, SAMPLING, OUTPUT = "Prompt", "Sampling", "Output"
+PROMPT, SAMPLING, FORM, OUTPUT = "Prompt", "Sampling", "Form", "Output"
 EPILOG = (
     'Examples:\n\npocketllm generate "The capital of France is" --max-tokens 8\n\n'
     'pocketllm generate --chat "What is the capital of France?" --json\n\n'
+    "pocketllm generate --chat 'Name a color.' --regex 'red|green|blue'\n\n"
     "cat notes.txt | pocketllm generate - --temperature 0.8 --seed 1"
 )
 
@@ -101,6 +104,18 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end token.", rich_help_panel=SAMPLING)
     ] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option("--json-schema", help="Hold the answer to this file's JSON schema.", rich_help_panel=FORM),
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option("--grammar", help="Hold the answer to this file's grammar, GBNF or Lark.", rich_help_panel=FORM),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option("--regex", help="Hold the answer to this regular expression.", rich_help_panel=FORM),
+    ] = None,
     logprobs: Annotated[
         int | None,
         typer.Option(
@@ -140,6 +155,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        constraint=read_constraint(json_schema, grammar, regex),
     )
     options = engine_options(
         model=model,
@@ -155,6 +171,29 @@ def generate(
         messages.insert(0, {"role": "system", "content": system})
     show = not as_json and not no_stream
     run(options, messages or text, params, as_json=as_json, show=show, verbose=verbose or sys.stderr.isatty())
+
+
+def read_constraint(json_schema: Path | None, grammar: Path | None, regex: str | None) -> "Constraint | None":
+    """What the answer is held to. Raises OptionError for a file that cannot be read, RequestError for what it holds."""
+    from pocketllm.engine.structured import constraint
+
+    makers = {"--json-schema": constraint.json_schema, "--grammar": constraint.grammar, "--regex": constraint.regex}
+    given = dict(zip(makers, (json_schema, grammar, regex), strict=True))
+    told = {name: value for name, value in given.items() if value is not None}
+    if len(told) > 1:
+        raise OptionError(f"give one of {' and '.join(told)}, not both: an answer is held to one thing")
+    for name, value in told.items():
+        return makers[name](value if isinstance(value, str) else read_file(name, value), name)
+    return None
+
+
+def read_file(option: str, path: Path) -> str:
+    """The text of a file that an option names; OptionError where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"{option} {path} cannot be read: {reason}") from error
 
 
 def read_prompt(prompt: str | None, chat: str | None, system: str | None) -> tuple[str, bool]:
@@ -193,6 +232,8 @@ def run(
         engine = load_engine(options, say if verbose else None, bar)
     with LLM.from_engine(engine) as llm:
         token_ids = llm.chat_token_ids(prompt) if isinstance(prompt, list) else llm.token_ids(prompt)
+        if isinstance(prompt, list):
+            params = after_thought(llm, prompt, params)
         result = collect(llm, token_ids, with_default_length(params, llm, token_ids), show)
         if as_json:
             write_json(document(llm, result))
@@ -205,6 +246,17 @@ def run(
         raise typer.Exit(EXIT_BUG)
     if result.finish_reason == "cancelled":
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def after_thought(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> "SamplingParams":
+    """The same, held to its constraint only once the model has thought, where it does; as the server holds it."""
+    from pocketllm.engine.serving.answers.form import held_after_thought
+
+    template = llm.engine.chat_template
+    if params.constraint is None or template is None:
+        return params
+    held = held_after_thought(params.constraint, template, template.render(messages), llm.engine.tokenizer)
+    return replace(params, constraint=held)
 
 
 def with_default_length(params: "SamplingParams", llm: "LLM", token_ids: list[int]) -> "SamplingParams":

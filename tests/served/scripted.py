@@ -102,6 +102,8 @@ class ScriptedLoop:
         self.active[request.request_id] = threading.Event()
         threading.Thread(target=self._run, args=(request, sink), daemon=True).start()
 
+    def on_compile(self, listener: Callable[[float], None]) -> None: ...
+
     def compile(self, constraint: object) -> None:
         self.compiled.append(constraint)
 

@@ -181,12 +181,11 @@ def test_what_asks_for_nothing_is_accepted(module_server: Served) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
         ("best_of", 10**6),
         ("suffix", "x"),
-        ("guided_json", {}),
+        ("guided_decoding_backend", "fast"),
         ("temprature", 0),
         ("priority", 1),
     ],
@@ -311,7 +310,8 @@ def test_a_token_id_outside_the_vocabulary_is_refused(module_server: Served, pro
         ([{"role": "user", "content": [None]}], "messages[0].content"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_calls": []}, {"role": "tool"}], "messages[1].content"),
         ([{"role": "assistant", "content": "first"}], "messages"),
     ],
 )

@@ -256,3 +256,23 @@ def test_a_recursive_schema_is_held_to(tiny_server: Served) -> None:
 
     assert whole
     assert all(set(one) == {"tree"} and set(one["tree"]) == {"kids"} for one in whole)
+
+
+def test_a_compilation_is_counted_once(tiny_server: Served) -> None:
+    before = tiny_server.metric("grammar_compilation_seconds_count")
+    for _ in range(3):
+        tiny_server.complete("x", guided_regex="only[ ]here", max_tokens=2, n=2)
+
+    assert tiny_server.metric("grammar_compilation_seconds_count") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [("{not json", 400), ("[1]", 400), ("null", 200), ('{"ok": true}', 200)]
+)
+def test_arguments_of_earlier_calls_are_read_before_the_model_is_told(
+    tiny_server: Served, arguments: str, status: int
+) -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "a", "arguments": arguments}}
+    history = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "x", "content": "3"}]
+
+    assert tiny_server.post(CHAT, messages=history, max_tokens=2).status_code == status

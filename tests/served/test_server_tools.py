@@ -160,9 +160,9 @@ def test_every_choice_has_calls_of_its_own(server: Served) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nowhere"}}}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"messages": [*ASK, {"role": "tool", "tool_call_id": "a"}]}, "messages[1]"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0]"),
-        ({"messages": [*ASK, {"role": "assistant", "content": None}]}, "messages[1]"),
+        ({"messages": [*ASK, {"role": "tool", "tool_call_id": "a"}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [*ASK, {"role": "assistant", "content": None}]}, "messages[1].content"),
     ],
 )
 def test_what_is_wrong_with_tools_is_named(server: Served, body: dict[str, Any], param: str) -> None:
@@ -182,6 +182,17 @@ def test_a_forced_call_is_asked_of_the_engine_as_a_grammar(server: Served) -> No
     assert "now" not in named.grammar
     assert "</think>" in every.preface
     assert server.engine.loop.compiled == [every, named]
+
+
+def test_calls_of_strict_tools_are_held_to_their_schemas_and_others_are_free(server: Served) -> None:
+    strict = json.loads(json.dumps(WEATHER))
+    strict["function"]["strict"] = True
+    for tools in ([strict, NOW], TOOLS):
+        assert server.post(CHAT, messages=ASK, tools=tools).status_code == 200
+
+    held, free = (request.params.constraint for request in server.engine.loop.submitted)
+    assert "city" in held.grammar
+    assert free is None
 
 
 def test_descriptions_never_reach_the_grammar(server: Served) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pocketllm.engine.chat_formats.contract import ChatFormat, Tool, call_grammar
+from pocketllm.engine.chat_formats.contract import ChatFormat, Tool, call_grammar, free_grammar, json_body
 from pocketllm.engine.chat_formats.families import dsml, generic
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.markup import Thought, ThoughtGate
@@ -17,6 +17,7 @@ from pocketllm.engine.chat_formats.registry import FORMATS, format_of, thought_o
 from pocketllm.engine.chat_formats.splitter import AnswerSplitter
 from pocketllm.engine.structured import constraint
 from pocketllm.engine.structured.compiler import GrammarCompiler
+from pocketllm.errors import ConstraintError
 from tests.byte_vocabulary import ByteTokenizer
 
 NAMED = {one.name: one for one in (*FORMATS, generic.FORMAT)}
@@ -368,6 +369,36 @@ def test_the_grammar_of_a_forced_call_takes_what_the_reader_reads_and_nothing_el
             assert tool == "now" or isinstance(arguments["city"], str)
     refused = compiler.matcher(constraint.grammar(source, "tools"))
     assert not refused.allowed()[ord("Z")]
+
+
+@pytest.mark.parametrize("are_control", [True, False])
+@pytest.mark.parametrize("name", NAMED)
+def test_the_grammar_of_a_free_answer_takes_any_text_and_only_true_calls(name: str, are_control: bool) -> None:
+    chat_format = NAMED[name]
+    tokenizer = ByteTokenizer(chat_format.marks if are_control else ())
+    tools = [Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})]
+    source = free_grammar(chat_format, tools, Lark(tokenizer.control_ids), allows_parallel=True)
+    compiler = GrammarCompiler(tokenizer)  # type: ignore[arg-type]  # a fake
+
+    def takes(text: str) -> bool:
+        matcher = compiler.matcher(constraint.grammar(source, "tools"))
+        try:
+            for token_id in tokenizer.encode_rendered(text):
+                matcher.accept(token_id)
+            return matcher.is_complete or bool(matcher.allowed()[tokenizer.end])
+        except ConstraintError:
+            return False
+
+    spelling, before = chat_format.spelling, "<|channel|>final<|message|>" if name == "harmony" else ""
+    said = "" if name in ("llama3", "harmony") else "Well. "
+    call = spelling.begin("now") + ("" if spelling.body is not json_body else "{}") + spelling.end
+    whole = said + spelling.head + call + spelling.tail
+
+    assert takes(before + "Nothing to call here, {not} even <b>.")
+    assert takes(whole)
+    assert calls_of(parts_of(whole, chat_format)) == [("now", {})]
+    assert takes(said + spelling.head + call + spelling.between + call + spelling.tail)
+    assert not takes(whole.replace("now", "then"))
 
 
 def test_tools_are_told_in_the_system_message_where_a_template_has_no_place_for_them() -> None:

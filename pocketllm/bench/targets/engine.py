@@ -38,7 +38,7 @@ class EngineTarget:
     """One loop over weights that other arms may share; `engine` is made for this arm alone."""
 
     kind = "engine"
-    has = frozenset({Need.ENGINE})
+    has = frozenset({Need.ENGINE, Need.STRUCTURED})
 
     def __init__(self, engine: "Engine", on_close: Callable[[], None] = lambda: None) -> None:
         self.engine = engine
@@ -81,8 +81,10 @@ class EngineTarget:
         """Hand a request to the loop; a refusal is its error."""
         from pocketllm.engine.lifecycle.request import FinishEvent, Request, TokenEvent
         from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+        from pocketllm.engine.structured.constraint import json_schema
 
-        params = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0, ignore_eos=True)
+        held = None if ask.json_schema is None else json_schema(ask.json_schema)
+        params = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0, ignore_eos=True, constraint=held)
         request = Request(f"bench-{next(NUMBERS)}", ask.prompt_token_ids, params)
         now = time.perf_counter_ns()
         # who is due while a step runs has come to the engine and waits for it: from then on it is time to first token

@@ -1,10 +1,10 @@
 """What a chat format is: how it is recognized, how its answers are read, and how a call is spelled in it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pocketllm.engine.chat_formats.grammar import Lark
+from pocketllm.engine.chat_formats.grammar import ANYTHING, Lark
 from pocketllm.engine.chat_formats.markup import Thought
 from pocketllm.engine.chat_formats.reading import Reader, Steps
 
@@ -17,7 +17,8 @@ class Tool:
 
     name: str
     parameters: Mapping[str, Any]
-    description: str = ""
+    is_strict: bool = False
+    """Whether calls that the model makes of its own accord must obey `parameters` too."""
 
 
 def json_body(lark: Lark, tool: Tool) -> str:
@@ -36,6 +37,10 @@ class Spelling:
     head: str = ""
     between: str = "\n"
     tail: str = ""
+    trigger: str = ""
+    """The first mark in head and begin, which no text for the user holds; "" where calls are told otherwise."""
+    free: Callable[[Lark], str] | None = None
+    """Without a trigger: a Lark expression of answers that are no calls, from the place where a call would begin."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,30 @@ class ChatFormat:
 def call_grammar(chat_format: ChatFormat, tools: Sequence[Tool], lark: Lark, *, allows_parallel: bool) -> str:
     """A Lark grammar of one call to one of the tools, or several where that is allowed."""
     spelling = chat_format.spelling
+    return lark.source(calls(spelling, tools, lark, lark.text(spelling.head), allows_parallel))
+
+
+def free_grammar(chat_format: ChatFormat, tools: Sequence[Tool], lark: Lark, *, allows_parallel: bool) -> str:
+    """A Lark grammar of any answer whose calls, if it makes some, are calls to these tools."""
+    spelling = chat_format.spelling
+    if not spelling.trigger:
+        assert spelling.free is not None, chat_format.name
+        held = calls(spelling, tools, lark, lark.text(spelling.head), allows_parallel)
+        return lark.source(f"{spelling.free(lark)} | {held}")
+    # text up to the trigger, and from there no other way than a call
+    assert spelling.trigger in spelling.head + spelling.begin(""), chat_format.name
+    if spelling.head:
+        head = f"{lark.up_to(spelling.trigger)} {lark.text(spelling.head.partition(spelling.trigger)[2])}"
+        held = calls(spelling, tools, lark, head.rstrip(), allows_parallel)
+        return lark.source(f"{lark.terminal(ANYTHING)} | {held}")
+    rest = replace(spelling, begin=lambda name: spelling.begin(name).removeprefix(spelling.trigger))
+    more = f"({lark.text(spelling.between + spelling.trigger)} call)*" if allows_parallel else ""
+    held = calls(rest, tools, lark, lark.up_to(spelling.trigger), allows_parallel=False)
+    return lark.source(f"{lark.terminal(ANYTHING)} | {held} {more}")
+
+
+def calls(spelling: Spelling, tools: Sequence[Tool], lark: Lark, head: str, allows_parallel: bool) -> str:
+    """An expression of a call, or several, after `head`; the rule `call` is one of them."""
     names = []
     for number, tool in enumerate(tools):
         names.append(f"call_{number}")
@@ -69,5 +98,4 @@ def call_grammar(chat_format: ChatFormat, tools: Sequence[Tool], lark: Lark, *, 
         lark.rule(names[-1], " ".join(filter(None, parts)))
     lark.rule("call", " | ".join(names))
     more = f"({lark.text(spelling.between)} call)*" if allows_parallel else ""
-    start = [lark.text(spelling.head), "call", more, lark.text(spelling.tail)]
-    return lark.source(" ".join(filter(None, start)))
+    return " ".join(filter(None, [head, "call", more, lark.text(spelling.tail)]))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pocketllm.engine.structured.constraint import WHITESPACE
+from pocketllm.engine.structured.constraint import prepared
 
 ANYTHING = r"/(.|\n)*/"
 
@@ -27,8 +27,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """An expression that matches JSON of a schema."""
-        options = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
-        return self.made(f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}")
+        return self.made(f"%json {json.dumps(prepared(schema, 'tools'), ensure_ascii=False)}")
 
     def up_to(self, end: str) -> str:
         """An expression that matches any text up to `end`, and `end`.

@@ -111,6 +111,10 @@ class EngineLoop:
         """Compile what requests are to be held to, so that submitting one takes no time. Raises RequestError."""
         self.grammars.matcher(constraint)
 
+    def on_compile(self, listener: Callable[[float], None]) -> None:
+        """Have `listener` told, on whatever thread, the seconds of each compilation of a constraint."""
+        self.grammars.listeners.append(listener)
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its events go to `sink`.
 

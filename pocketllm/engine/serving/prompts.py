@@ -137,6 +137,9 @@ class Held:
     markup: Markup | None = None
 
 
+FREE = Held()
+
+
 def choices(
     engine: ServedEngine, body: GenerationBody, prompts: Sequence[list[int]], param: str, held: Held
 ) -> list[Choice]:
@@ -164,7 +167,7 @@ def checked_ids(ids: list[int], tokenizer: ServedTokenizer, param: str) -> list[
     return ids
 
 
-def sampling_params(body: GenerationBody, offset: int, held: Held) -> SamplingParams:
+def sampling_params(body: GenerationBody, offset: int, held: Held = FREE) -> SamplingParams:
     """Sampling of the choice `offset` of a prompt: all choices alike but for their seeds. Raises RequestError."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     first = SamplingParams(

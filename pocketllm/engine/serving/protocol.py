@@ -7,7 +7,16 @@ accepted at the values that ask for nothing (null always is one); everything els
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pocketllm.engine.serving.answers.structured import StructuredFields
 from pocketllm.engine.serving.answers.tools import ToolFields
@@ -147,20 +156,35 @@ class Message(Strict):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(as_text)] = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    content: Annotated[str | None, BeforeValidator(as_text)] = Field(None, validate_default=True)
+
+    @field_validator("tool_calls")
+    @classmethod
+    def check_calls(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Each must name its function; arguments are read where the template is."""
+        for number, call in enumerate(value or ()):
+            function = call.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(f"call {number} must have a function with a name")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def check_content(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Only calls may stand in the place of a text."""
+        if value is None and not (info.data.get("role") == "assistant" and info.data.get("tool_calls")):
+            raise ValueError("is missing: a message needs a text, or the assistant's tool calls")
+        return value
 
     @model_validator(mode="after")
     def check_message(self) -> "Message":
         check_extras(self.model_extra or {}, NEUTRAL_IN_MESSAGE, frozenset())
-        is_assistant = self.role == "assistant"
-        if self.content is None and not (is_assistant and self.tool_calls):
-            raise ValueError("content is missing")
-        if not is_assistant and (self.tool_calls or self.reasoning_content or self.reasoning):
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content or self.reasoning):
             raise ValueError("tool_calls and reasoning_content are the assistant's")
         if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError("tool_call_id is for messages of the role 'tool'")

@@ -3,9 +3,11 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.engine.structured.matcher import Matcher
@@ -19,17 +21,19 @@ MAX_KEPT = 64
 """Compiled constraints that are kept, the last used ones."""
 MAX_COPIES = 1024
 """Matchers made of one compiled constraint: copies share a lexer, whose states only grow."""
-LEXER_FUEL = 400_000
-"""llguidance's budget for the regular expressions of a grammar, about 100 ms; its own default is 1,000,000."""
+LEXER_FUEL = 200_000
+"""llguidance's budget for the regular expressions of a grammar, about 60 ms; its own default is 1,000,000."""
 MAX_COMPILE_S = 2.0
 """A constraint that took longer is refused; llguidance's own budgets end one soon after."""
 MAX_REASON = 300
+MAX_FORCED = 256
+"""Bytes of a forced text that are cut into tokens at once: a grammar can force megabytes, and at every token anew."""
 
 
 class GrammarCompiler:
     """From a Constraint to a Matcher; safe in any thread. The vocabulary is read when the first one is asked for.
 
-    num_compiled, compile_s: how many were compiled, and the seconds of all together.
+    listeners: told the seconds of each compilation that succeeded.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -38,8 +42,7 @@ class GrammarCompiler:
         self._reading = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[Constraint, _Compiled] = OrderedDict()
-        self.num_compiled = 0
-        self.compile_s = 0.0
+        self.listeners: list[Callable[[float], None]] = []
 
     def matcher(
         self, constraint: Constraint, stop_token_ids: Collection[int] = (), ignore_eos: bool = False
@@ -88,8 +91,8 @@ class GrammarCompiler:
         took_s = time.perf_counter() - start_s
         if took_s > MAX_COMPILE_S:
             raise refusal(constraint, f"it took {took_s:.1f} s, the limit is {MAX_COMPILE_S:g} s: simplify it")
-        self.num_compiled += 1
-        self.compile_s += took_s
+        for listener in self.listeners:
+            listener(took_s)
         return _Compiled(automaton)
 
     def _check_first_mask(self, automaton: "LLMatcher", constraint: Constraint) -> None:
@@ -131,7 +134,10 @@ class _Compiled:
 
 
 class TokenTable:
-    """A vocabulary in the words of llguidance."""
+    """A vocabulary in the words of llguidance, which asks how a text that a grammar forces is spelled.
+
+    Only that spelling is allowed then: the one that the model has learned, of the many that give the same bytes.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -142,10 +148,42 @@ class TokenTable:
         self.eos_token_id = ends[0] if ends else 0
         self.bos_token_id = tokenizer.bos_token_id
 
-    def __call__(self, text: Any) -> list[int]:
-        """Ids of a text."""
-        plain = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(plain, add_special=False)
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a text; those of its bytes, the longest first, where the tokenizer would change it."""
+        data = beginning(text.encode() if isinstance(text, str) else text)
+        with suppress(UnicodeDecodeError):
+            ids = self._tokenizer.encode_inside(data.decode())
+            if b"".join(self.tokens[one] for one in ids) == data:
+                return ids
+        return self._spelled(data)
+
+    def _spelled(self, data: bytes) -> list[int]:
+        ids, place = list[int](), 0
+        while place < len(data):
+            ends = range(min(len(data), place + self._longest), place, -1)
+            end = next((end for end in ends if data[place:end] in self._by_bytes), None)
+            if end is None:
+                break
+            ids.append(self._by_bytes[data[place:end]])
+            place = end
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {data: one for one, data in enumerate(self.tokens) if data and one not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes))
+
+
+def beginning(data: bytes) -> bytes:
+    """The first MAX_FORCED bytes, without the half of a character."""
+    end = min(MAX_FORCED, len(data))
+    while end < len(data) and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end]
 
 
 def refusal(constraint: Constraint, reason: str) -> RequestError:
@@ -155,6 +193,8 @@ def refusal(constraint: Constraint, reason: str) -> RequestError:
     told = next(
         (line.removeprefix("error: ") for line in lines if line.startswith("error:")), lines[0] if lines else "?"
     )
+    if "coerce_one_of" in told:
+        told = "the branches of a oneOf overlap, which is not supported: use anyOf"
     told = told if len(told) <= MAX_REASON else told[:MAX_REASON] + "…"
     return RequestError(
         f"{constraint.param}: the {constraint.kind} cannot be compiled: {told}",

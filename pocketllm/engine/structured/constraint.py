@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pocketllm.engine.structured.formats import with_patterns
 from pocketllm.errors import RequestError
 
 MAX_SOURCE = 256 * 2**10
@@ -18,6 +19,10 @@ MAX_CHOICES = 4096
 WHITESPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 """Between the tokens of JSON: a line end with its indent, or up to two blanks. Unbounded, weak models fill the rest of
 an answer with blanks."""
+
+
+SCHEMA_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False}
+"""llguidance's for a schema. Read as anyOf, a oneOf whose branches overlap would allow what it forbids."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,17 @@ def json_schema(schema: Any, param: str = "response_format") -> Constraint:
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param}: the schema must be an object, not {type(schema).__name__}", param=param)
-    # replaces options that a schema brings itself: `lenient` would let unknown keywords pass
-    options = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
-    body = json.dumps({"json_schema": {**schema, "x-guidance": options}}, ensure_ascii=False)
+    body = json.dumps({"json_schema": prepared(schema, param)}, ensure_ascii=False)
     return Constraint("json_schema", (sized(body, param),), param)
+
+
+def prepared(schema: Mapping[str, Any], param: str) -> dict[str, Any]:
+    """A schema as llguidance takes it: with our options, and formats that are exact."""
+    try:
+        # replaces options that a schema brings itself: `lenient` would let keywords pass that nothing obeys
+        return {**with_patterns(schema), "x-guidance": SCHEMA_OPTIONS}
+    except RecursionError as error:
+        raise RequestError(f"{param}: the schema nests too deep", param=param) from error
 
 
 def regex(pattern: Any, param: str = "structured_outputs") -> Constraint:

@@ -79,6 +79,11 @@ class Tokenizer:
         add_eos = self._vocabulary.add_eos and eos is not None and ids[-1:] != [eos]
         return self._with_bos(ids) + ([eos] if add_eos and eos is not None else [])
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that continues another: nothing is added, not even a first space."""
+        _check_unicode(text)
+        return self._plain.encode(text, is_start=False) if text else []
+
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered chat template: control tokens are parsed, except where `ChatTemplate.render` protected
         the text of a message; BOS is added only where the checkpoint wants it and the template did not write it."""

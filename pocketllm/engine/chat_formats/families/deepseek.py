@@ -48,6 +48,7 @@ FORMAT = ChatFormat(
         f"\n{FENCE}{END}",
         head=ALL_BEGIN,
         tail=ALL_END,
+        trigger=ALL_BEGIN,
     ),
     marks=MARKS,
 )
@@ -55,6 +56,8 @@ FORMAT_V31 = ChatFormat(
     name="deepseek_v31",
     signs=(ALL_BEGIN,),
     read=read,
-    spelling=Spelling(lambda name: f"{BEGIN}{name}{SEPARATOR}", END, head=ALL_BEGIN, between="", tail=ALL_END),
+    spelling=Spelling(
+        lambda name: f"{BEGIN}{name}{SEPARATOR}", END, head=ALL_BEGIN, between="", tail=ALL_END, trigger=ALL_BEGIN
+    ),
     marks=MARKS,
 )

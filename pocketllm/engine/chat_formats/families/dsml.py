@@ -46,7 +46,9 @@ def body(lark: Lark, tool: Tool) -> str:
 def made(name: str, block: str) -> ChatFormat:
     """The format with one name of the block."""
     begin: Callable[[str], str] = lambda tool: f'{INVOKE}{tool}">\n'  # noqa: E731
-    spelling = Spelling(begin, f"</{MARK}invoke>\n", body, f"<{MARK}{block}>\n", "", f"</{MARK}{block}>")
+    # the trigger begins with the token: what stands before that cannot be told from other text
+    trigger = f"{MARK}{block}>"
+    spelling = Spelling(begin, f"</{MARK}invoke>\n", body, f"<{trigger}\n", "", f"</{trigger}", trigger)
     return ChatFormat(name, (f"{MARK}{block}",), read, spelling, marks=(MARK,))
 
 

@@ -143,7 +143,9 @@ def is_json(text: str) -> bool:
 
 def made(name: str, marks: Marks) -> ChatFormat:
     """The format of one version."""
-    spelling = Spelling(lambda tool: f"{marks.begin}call:{tool}{{", f"}}{marks.end}", marks.body, between="")
+    spelling = Spelling(
+        lambda tool: f"{marks.begin}call:{tool}{{", f"}}{marks.end}", marks.body, between="", trigger=marks.begin
+    )
     return ChatFormat(
         name,
         (marks.begin,),

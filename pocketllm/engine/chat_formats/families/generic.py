@@ -7,6 +7,7 @@ from typing import Any
 
 from pocketllm.engine.chat_formats.families.hermes import BEGIN, END
 from pocketllm.engine.chat_formats.families.hermes import FORMAT as HERMES
+from pocketllm.engine.text.messages import normalize
 
 EXAMPLE = '{"name": "its name", "arguments": {"parameter": "value"}}'
 
@@ -15,7 +16,10 @@ FORMAT = replace(HERMES, name="generic", signs=())
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the tools in the system message, and earlier calls and their results as texts."""
-    told = [plain(message) for message in messages]
+    has_calls = any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
+    if not tools and not has_calls:
+        return [dict(message) for message in messages]
+    told = [plain(message) for message in normalize(messages)]
     if not tools:
         return told
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
@@ -36,13 +40,6 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return dict(message)
     calls = [call.get("function", call) for call in message["tool_calls"]]
-    texts = [f'{BEGIN}\n{{"name": {json.dumps(call["name"])}, "arguments": {spelled(call)}}}\n{END}' for call in calls]
+    called = [{"name": call.get("name"), "arguments": call["arguments"]} for call in calls]
+    texts = [f"{BEGIN}\n{json.dumps(call, ensure_ascii=False)}\n{END}" for call in called]
     return {"role": message["role"], "content": "\n".join(filter(None, [content, *texts]))}
-
-
-def spelled(call: Mapping[str, Any]) -> str:
-    """The arguments of an earlier call as JSON text."""
-    arguments = call.get("arguments")
-    if isinstance(arguments, str):
-        return arguments if arguments.strip() not in ("", "null") else "{}"
-    return json.dumps(arguments or {}, ensure_ascii=False)

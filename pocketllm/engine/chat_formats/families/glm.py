@@ -53,6 +53,6 @@ FORMAT = ChatFormat(
     name="glm",
     signs=(KEY,),
     read=read,
-    spelling=Spelling(lambda name: f"{BEGIN}{name}\n", END, body),
+    spelling=Spelling(lambda name: f"{BEGIN}{name}\n", END, body, trigger=BEGIN),
     marks=(BEGIN, END, KEY, KEY_END, VALUE, VALUE_END),
 )

@@ -49,6 +49,11 @@ def analysis(lark: Lark) -> str:
     return f"({begin} {lark.terminal(ANYTHING)} {end})?"
 
 
+def final(lark: Lark) -> str:
+    """The final message, whatever it says."""
+    return f"{lark.text(FINAL)} {lark.terminal(ANYTHING)}"
+
+
 def call_begin(name: str) -> str:
     """What stands before the arguments."""
     return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
@@ -58,7 +63,7 @@ FORMAT = ChatFormat(
     name="harmony",
     signs=(CHANNEL, MESSAGE),
     read=read,
-    spelling=Spelling(call_begin, "", between=f"{CALL}{START}assistant"),
+    spelling=Spelling(call_begin, "", between=f"{CALL}{START}assistant", free=final),
     marks=(START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN),
     # nothing before the final message is text that a stop string may end
     thoughts=(Thought("", FINAL, is_open=True),),

@@ -23,6 +23,8 @@ FORMAT = ChatFormat(
     name="hermes",
     signs=(BEGIN,),
     read=read,
-    spelling=Spelling(lambda name: f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{END}"),
+    spelling=Spelling(
+        lambda name: f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{END}", trigger=BEGIN
+    ),
     marks=(BEGIN, END),
 )

@@ -3,6 +3,7 @@
 import json
 
 from pocketllm.engine.chat_formats.contract import ChatFormat, Spelling
+from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.json_call import json_calls
 from pocketllm.engine.chat_formats.reading import Reader, Steps
 
@@ -23,10 +24,15 @@ def read(reader: Reader) -> Steps[None]:
     yield from reader.until((TAG,), reader.content)
 
 
+def not_json(lark: Lark) -> str:
+    """An answer that does not begin like a call."""
+    return lark.terminal(r"/[^{\s](.|\n)*/")
+
+
 FORMAT = ChatFormat(
     name="llama3",
     signs=("<|start_header_id|>", "parameters"),
     read=read,
-    spelling=Spelling(lambda name: f'{{"name": {json.dumps(name)}, "parameters": ', "}", between="; "),
+    spelling=Spelling(lambda name: f'{{"name": {json.dumps(name)}, "parameters": ', "}", between="; ", free=not_json),
     marks=(TAG,),
 )

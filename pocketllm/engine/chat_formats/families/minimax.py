@@ -35,6 +35,6 @@ FORMAT = ChatFormat(
     name="minimax",
     signs=(BEGIN,),
     read=read,
-    spelling=Spelling(lambda name: f'{INVOKE}{name}">\n', "</invoke>\n", body, f"{BEGIN}\n", "", END),
+    spelling=Spelling(lambda name: f'{INVOKE}{name}">\n', "</invoke>\n", body, f"{BEGIN}\n", "", END, BEGIN),
     marks=(BEGIN, END),
 )

@@ -56,6 +56,7 @@ FORMAT = ChatFormat(
         head=f"{CALLS}[",
         between=", ",
         tail="]",
+        trigger=CALLS,
     ),
     marks=(CALLS, ARGS, CALL_ID, THOUGHT.begin, THOUGHT.end),
     thoughts=(THOUGHT,),
@@ -64,7 +65,7 @@ FORMAT_NAMED = ChatFormat(
     name="mistral_named",
     signs=(ARGS,),
     read=read,
-    spelling=Spelling(lambda name: f"{CALLS}{name}{ARGS}", "", between=""),
+    spelling=Spelling(lambda name: f"{CALLS}{name}{ARGS}", "", between="", trigger=CALLS),
     marks=FORMAT.marks,
     thoughts=(THOUGHT,),
 )

@@ -42,6 +42,6 @@ FORMAT = ChatFormat(
     name="qwen_xml",
     signs=(FUNCTION,),
     read=read,
-    spelling=Spelling(lambda name: f"{BEGIN}\n{FUNCTION}{name}>\n", f"</function>\n{END}", body),
+    spelling=Spelling(lambda name: f"{BEGIN}\n{FUNCTION}{name}>\n", f"</function>\n{END}", body, trigger=BEGIN),
     marks=(BEGIN, END),
 )

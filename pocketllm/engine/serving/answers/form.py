@@ -1,10 +1,10 @@
 """The form of a chat answer: what its model's format, the tools, the thought and the grammar make of it together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-from pocketllm.engine.chat_formats.contract import ChatFormat, call_grammar
+from pocketllm.engine.chat_formats.contract import ChatFormat, call_grammar, free_grammar
 from pocketllm.engine.chat_formats.families import generic
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.markup import Markup, Thought
@@ -67,11 +67,23 @@ def chat_form(
     chat_format = known_format(template.source)
     thought = thought_of(chat_format, template.source, prompt)
     form = ChatForm(chat_format, thought, offer)
-    marks = {*chat_format.marks, *((thought.begin, thought.end) if thought else ())}
-    control_ids = tokenizer.control_ids(marks)
-    shown = tuple(sorted(control_ids.values())) if form.is_split else ()
-    held = held_to(body, form, Lark(control_ids))
+    ids = control_ids(form, tokenizer)
+    shown = tuple(sorted(ids.values())) if form.is_split else ()
+    held = held_to(body, form, Lark(ids))
     return ChatForm(chat_format, thought, offer, Markup(shown, thought), held)
+
+
+def held_after_thought(asked: Constraint, template: HasSource, prompt: str, tokenizer: ServedTokenizer) -> Constraint:
+    """What a chat answer is held to where no tools are offered: `asked`, after the thought that may come first."""
+    chat_format = known_format(template.source)
+    form = ChatForm(chat_format, thought_of(chat_format, template.source, prompt))
+    return asked.after(preface(Lark(control_ids(form, tokenizer)), form, is_call=False))
+
+
+def control_ids(form: ChatForm, tokenizer: ServedTokenizer) -> dict[str, int]:
+    """Those marks of a form that are control tokens."""
+    thought = (form.thought.begin, form.thought.end) if form.thought else ()
+    return tokenizer.control_ids({*form.chat_format.marks, *thought})
 
 
 def held_to(body: StructuredFields, form: ChatForm, lark: Lark) -> Constraint | None:
@@ -84,7 +96,7 @@ def held_to(body: StructuredFields, form: ChatForm, lark: Lark) -> Constraint | 
         before = Lark(lark.control_ids)
         return held.after(preface(before, form, is_call=True))
     if asked is None:
-        return None
+        return strictly_called(form, lark)
     before = Lark(lark.control_ids)
     if offer.tools:
         if chat_format.preface is not None:
@@ -95,6 +107,18 @@ def held_to(body: StructuredFields, form: ChatForm, lark: Lark) -> Constraint | 
         source = call_grammar(chat_format, offer.tools, lark, allows_parallel=offer.allows_parallel)
         asked = asked.or_else(constraint.lark(source, "tools", "tools"))
     return asked.after(preface(before, form, is_call=False))
+
+
+def strictly_called(form: ChatForm, lark: Lark) -> Constraint | None:
+    """A free answer whose calls obey their schemas, where a tool is strict; None where none is."""
+    offer = form.offer
+    if not any(tool.is_strict for tool in offer.tools):
+        return None
+    # a tool that is not strict may be called with any object
+    tools = [tool if tool.is_strict else replace(tool, parameters={"type": "object"}) for tool in offer.tools]
+    source = free_grammar(form.chat_format, tools, lark, allows_parallel=offer.allows_parallel)
+    held = constraint.lark(source, "tools", "tools")
+    return held.after(preface(Lark(lark.control_ids), form, is_call=True))
 
 
 def preface(lark: Lark, form: ChatForm, is_call: bool) -> str:

@@ -90,7 +90,10 @@ def read_tool(given: Mapping[str, Any], where: str) -> Tool:
         raise RequestError(f"{where}.function.name must be 1 to 64 letters, digits, dots, dashes or _", param=where)
     if not isinstance(described, str | None):
         raise RequestError(f"{where}.function.description must be a text", param=where)
-    return Tool(name, read_parameters(function.get("parameters"), f"{where}.function.parameters"), described or "")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{where}.function.strict must be true or false", param=where)
+    parameters = read_parameters(function.get("parameters"), f"{where}.function.parameters")
+    return Tool(name, parameters, bool(function.get("strict")))
 
 
 def read_parameters(given: Any, where: str) -> Mapping[str, Any]:

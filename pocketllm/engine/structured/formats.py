@@ -1,0 +1,45 @@
+"""Dates and times of JSON schemas as patterns, so that an answer never holds a day or a second that does not exist.
+
+llguidance's own take February 29 of every year and a second 60 in every minute; RFC 3339 allows the one in leap years
+and the other at the end of a UTC day. A leap second is only taken where its offset is zero.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+DATE = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    f"|{LEAP_YEAR}-02-29)"
+)
+FRACTION = r"(\.[0-9]+)?"
+TIME = (
+    rf"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{FRACTION}([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+    rf"|23:59:60{FRACTION}([Zz]|[+-]00:00))"
+)
+PATTERNS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}[Tt]{TIME}$"}
+
+SCHEMA = ("additionalProperties", "items", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
+SCHEMA += ("unevaluatedItems", "unevaluatedProperties")
+SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def with_patterns(schema: Any) -> Any:
+    """The same schema with PATTERNS in the place of formats; what is no schema, such as an enum's value, is left."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for key, value in schema.items():
+        if key in SCHEMA and isinstance(value, Mapping):
+            found[key] = with_patterns(value)
+        elif key in SCHEMAS and isinstance(value, list):
+            found[key] = [with_patterns(one) for one in value]
+        elif key in NAMED and isinstance(value, Mapping):
+            found[key] = {name: with_patterns(one) for name, one in value.items()}
+    form = found.get("format")
+    if isinstance(form, str) and form in PATTERNS:
+        del found["format"]
+        # beside a pattern of its own, both must hold
+        found["allOf"] = [*found.get("allOf", ()), {"pattern": PATTERNS[form]}]
+    return found
