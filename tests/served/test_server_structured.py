@@ -4,10 +4,15 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pocketllm.bench.scenarios.structured import SCHEMA
+from pocketllm.bench.targets.contract import Ask, Need
+from pocketllm.bench.targets.engine import EngineTarget
+from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
 from tests.served.conftest import Served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -276,3 +281,20 @@ def test_arguments_of_earlier_calls_are_read_before_the_model_is_told(
     history = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "x", "content": "3"}]
 
     assert tiny_server.post(CHAT, messages=history, max_tokens=2).status_code == status
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_the_structured_scenario_finds_its_answers_held_and_as_long_as_asked(
+    tiny_server: Served, over_http: bool
+) -> None:
+    target: Any = OpenAIHTTPTarget(tiny_server.url) if over_http else EngineTarget(tiny_server.engine.sibling())
+    ask = Ask("x", tuple(range(5, 25)), "", 64, json_schema=SCHEMA)
+
+    held, free = target.ask(ask), target.ask(replace(ask, json_schema=None))
+    target.close()
+
+    assert Need.STRUCTURED in target.has
+    assert (held.error, free.error) == (None, None)
+    assert (held.n_out, free.n_out) == (64, 64)
+    assert re.match(r'\{\s{0,41}"entries"\s{0,41}:', held.out_text)
+    assert held.out_text != free.out_text
