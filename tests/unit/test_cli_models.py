@@ -273,6 +273,49 @@ def test_a_page_that_says_less_than_the_records_prove_passes(folder: Path) -> No
     call("check")
 
 
+def test_a_speed_stands_beside_the_conditions_it_was_measured_under() -> None:
+    null = {"metric": "decode", "arm": "null", "role": "null", "primary": True, "ratio": 0.986, "verdict": None}
+    judged = {"metric": "decode", "arm": "peer", "role": "candidate", "unit": "s/token", "verdict": "SLOWER"}
+    document = {
+        "model": {"name": "m", "sha256": "f" * 64},
+        "scenario": "decode",
+        "valid": True,
+        "served": True,
+        "starts": 2,
+        "valid_blocks": 12,
+        "schedule": [[0]] * 13,
+        "workload": {"n_prompt": 128, "n_out": 256, "concurrency": 2, "sampling": "greedy"},
+        "plan": {"isa": "avx2", "threads": 1, "activation_dtype": "int8", "kv_dtype": "float16", "device": "cpu"},
+        "machine": {"hard": MACHINE},
+        "started_utc": "2026-11-30T02:06:50Z",
+        "code": {"commit": "179480d5c3" + "0" * 30},
+        "device_class": "cpu",
+        "arms": [
+            {"name": "ours", "role": "baseline", "served_by": "pocketllm"},
+            {"name": "peer"},
+            {"name": "null", "role": "null"},
+        ],
+        "results": [{**judged, "ratio": 2.0, "low": 1.9, "high": 2.1}, null],
+        "medians": {"decode": {"ours": 0.0025, "peer": 0.005, "null": 0.0025}, "prefill": {"ours": 0.001}},
+    }
+    text = regenerate(
+        "m.md",
+        "<!-- generated: performance m -->\n<!-- end -->\n",
+        Source([], [Evidence("0" * 26, "bench", document, (), "bench/x.parquet")], {}),
+    )
+
+    for words in (
+        "**decode, 128 in / 256 out** on `cpu`, 2 requests at a time, over HTTP, greedy",
+        "(avx2, 1 thread, activations int8, cache float16, Z80, 1 core;",
+        f"12 blocks, 2 starts, null arm -1.4%, 2026-11-30, commit 179480d5c3; [record][{'0' * 16}]):",
+        "| decode | ours (pocketllm) | 400.0 tokens/s | 1 | baseline |",
+        "| decode | peer | 200.0 tokens/s | 2.000× (1.900–2.100) | SLOWER |",
+    ):
+        assert words in text
+    assert "prefill" not in text  # not judged: no figure of the model
+    assert "| null" not in text
+
+
 def test_a_page_tells_what_the_family_declares_and_the_file_holds(folder: Path) -> None:
     report = {
         "errors": [],
