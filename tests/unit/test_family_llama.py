@@ -36,6 +36,13 @@ def test_an_unknown_architecture_lists_the_known(name: str) -> None:
         registry.find_family(name)
 
 
+def test_architectures_are_spelled_as_a_checkpoint_names_them() -> None:
+    known = registry.known_architectures()
+
+    assert {"xing4_0", "glm-dsa", "gpt-oss"} <= set(known)
+    assert all(registry.find_family(name).architecture == name for name in known)
+
+
 def test_a_family_file_that_is_broken_is_not_an_unknown_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "half_done.py").write_text("import a_module_that_is_not_there")
     monkeypatch.setattr(registry.families, "__path__", [*registry.families.__path__, str(tmp_path)])
