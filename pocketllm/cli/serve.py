@@ -213,7 +213,7 @@ def serve(
 
 def set_up_logging(level: str, form: str, path: Path | None) -> None:
     """Raises OptionError."""
-    from pocketllm.engine.serving import request_log
+    from pocketllm.engine.serving.transport import request_log
 
     request_log.set_up_logging(level, form, path)
 
@@ -223,7 +223,7 @@ def server_settings(*, api_key_file: Path | None, **values: Any) -> "ServerSetti
     import os
 
     from pocketllm.engine.serving.settings import API_KEY_VARIABLE, ServerSettings, read_api_keys
-    from pocketllm.engine.serving.tracing import check_tracing
+    from pocketllm.engine.serving.watching.tracing import check_tracing
 
     check_tracing(values["otlp_traces_endpoint"])
     return ServerSettings(**values, api_keys=read_api_keys(api_key_file, os.environ.get(API_KEY_VARIABLE)))

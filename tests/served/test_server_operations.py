@@ -20,12 +20,12 @@ import httpx
 import pytest
 
 from pocketllm.engine.lifecycle.request import FinishReason
-from pocketllm.engine.serving import request_log
-from pocketllm.engine.serving.openapi import openapi_document
+from pocketllm.engine.serving.apis.openapi import openapi_document
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody
 from pocketllm.engine.serving.run import http_server, warm_up
 from pocketllm.engine.serving.settings import ServerSettings
-from pocketllm.engine.serving.tracing import check_tracing
+from pocketllm.engine.serving.transport import request_log
+from pocketllm.engine.serving.watching.tracing import check_tracing
 from pocketllm.errors import MachineError, OptionError
 from tests.served.conftest import Command, Served, http_request, load_served, until
 from tests.served.scripted import ScriptedEngine, slow

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from pocketllm.engine.serving.apis.text_routes import NOT_SERVED
 from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.settings import ServerSettings, is_loopback, read_api_keys
-from pocketllm.engine.serving.text_routes import NOT_SERVED
 from pocketllm.errors import OptionError
 from tests.served.conftest import Served
 from tests.served.scripted import ScriptedEngine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, RequestTimes, TokenEvent
-from pocketllm.engine.serving.bridge import Postbox
+from pocketllm.engine.serving.transport.bridge import Postbox
 
 
 class Calls:
@@ -52,7 +52,9 @@ def postbox(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Postbox:
 
 
 def attended(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Postbox:
-    monkeypatch.setattr("pocketllm.engine.serving.bridge.asyncio", SimpleNamespace(get_running_loop=lambda: calls))
+    monkeypatch.setattr(
+        "pocketllm.engine.serving.transport.bridge.asyncio", SimpleNamespace(get_running_loop=lambda: calls)
+    )
     postbox = Postbox()
     postbox.attend()
     return postbox

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.engine.serving.body import MAX_DEPTH, parse_object
 from pocketllm.engine.serving.prompts import sampling_params
 from pocketllm.engine.serving.protocol import (
     INERT,
@@ -20,6 +19,7 @@ from pocketllm.engine.serving.protocol import (
     same,
     validate,
 )
+from pocketllm.engine.serving.transport.body import MAX_DEPTH, parse_object
 from pocketllm.errors import RequestError
 
 JSON = st.recursive(

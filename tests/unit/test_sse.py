@@ -20,8 +20,8 @@ from pocketllm.engine.lifecycle.request import (
     TokenLogprobs,
 )
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.serving.answers.logprobs import OffsetCounter, Speller, completion_logprobs, report
 from pocketllm.engine.serving.failures import crash
-from pocketllm.engine.serving.logprobs import OffsetCounter, Speller, completion_logprobs, report
 from pocketllm.engine.serving.prompts import Choice
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody, validate
 from pocketllm.engine.serving.stream import DONE, Reply, as_event, collect, event_bytes

@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from pocketllm.engine.serving import metrics
 from pocketllm.engine.serving.answers.structured import may_compile
-from pocketllm.engine.serving.body import parse_object, read_body
-from pocketllm.engine.serving.bridge import DisconnectWatch
-from pocketllm.engine.serving.calls import READERS, Call, streamed, whole
+from pocketllm.engine.serving.apis.calls import READERS, Call, streamed, whole
+from pocketllm.engine.serving.apis.openapi import openapi_document
+from pocketllm.engine.serving.apis.status_page import page_response, status_document
+from pocketllm.engine.serving.apis.text_routes import NOT_SERVED, TEXT_ROUTES, not_served
 from pocketllm.engine.serving.failures import (
     Failure,
     RefusedError,
@@ -22,14 +22,14 @@ from pocketllm.engine.serving.failures import (
     from_error,
     json_response,
 )
-from pocketllm.engine.serving.openapi import openapi_document
 from pocketllm.engine.serving.prompts import Choice
-from pocketllm.engine.serving.security import Gatekeeper, RequestIds
 from pocketllm.engine.serving.server import Phase, Server
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
-from pocketllm.engine.serving.status_page import page_response, status_document
 from pocketllm.engine.serving.stream import EventStream
-from pocketllm.engine.serving.text_routes import NOT_SERVED, TEXT_ROUTES, not_served
+from pocketllm.engine.serving.transport.body import parse_object, read_body
+from pocketllm.engine.serving.transport.bridge import DisconnectWatch
+from pocketllm.engine.serving.transport.security import Gatekeeper, RequestIds
+from pocketllm.engine.serving.watching import metrics
 from pocketllm.errors import PocketLLMError, RequestError
 
 log = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from pocketllm.engine.serving import metrics
-from pocketllm.engine.serving.bridge import Generation, Postbox
+from pocketllm.engine.serving.answers.logprobs import Speller
 from pocketllm.engine.serving.failures import RefusedError, model_not_found, unavailable
-from pocketllm.engine.serving.logprobs import Speller
 from pocketllm.engine.serving.prompts import Choice
 from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
-from pocketllm.engine.serving.request_log import Summary, summarized
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
 from pocketllm.engine.serving.stream import Reply
-from pocketllm.engine.serving.tracing import Tracer, make_tracer
+from pocketllm.engine.serving.transport.bridge import Generation, Postbox
+from pocketllm.engine.serving.transport.request_log import Summary, summarized
+from pocketllm.engine.serving.watching import metrics
+from pocketllm.engine.serving.watching.tracing import Tracer, make_tracer
 from pocketllm.errors import QueueFullError
 
 NUM_RECENT = 50
@@ -55,6 +55,7 @@ class Server:
         self._tracer = make_tracer(self.settings.otlp_traces_endpoint, self.names[0])
         self._spellers = {True: Speller(engine.tokenizer), False: Speller(engine.tokenizer, "bytes:")}
         engine.loop.on_step_end(self.postbox.flush)
+        engine.loop.on_compile(self.metrics.grammar_s.observe)
         engine.loop.start()
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY

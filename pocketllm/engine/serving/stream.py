@@ -11,9 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, FinishReason, Request, TokenEvent
 from pocketllm.engine.serving.answers.deltas import ChoiceDeltas, message
-from pocketllm.engine.serving.bridge import DisconnectWatch, Generation
-from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unanswerable, unavailable
-from pocketllm.engine.serving.logprobs import (
+from pocketllm.engine.serving.answers.logprobs import (
     OffsetCounter,
     Speller,
     TokenReport,
@@ -23,7 +21,9 @@ from pocketllm.engine.serving.logprobs import (
     prompt_reports,
     report,
 )
+from pocketllm.engine.serving.failures import Failure, RefusedError, engine_failure, unanswerable, unavailable
 from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
+from pocketllm.engine.serving.transport.bridge import DisconnectWatch, Generation
 
 DONE = b"data: [DONE]\n\n"
 MARK = "\0the text of a token\0"

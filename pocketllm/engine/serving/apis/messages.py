@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+from pocketllm.engine.serving.apis.parts import Moment, Part, PartEvent, PartKind, Parts
 from pocketllm.engine.serving.failures import Failure
-from pocketllm.engine.serving.parts import Moment, Part, PartEvent, PartKind, Parts
 from pocketllm.engine.serving.stream import Usage, named_event
 
 

@@ -7,7 +7,7 @@ has a `traceparent` header. No texts are sent.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pocketllm.engine.serving.request_log import Summary
+from pocketllm.engine.serving.transport.request_log import Summary
 from pocketllm.errors import OptionError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pocketllm.engine.serving.failures import Failure, crash
-from pocketllm.engine.serving.request_log import log_request
 from pocketllm.engine.serving.settings import ServerSettings, is_loopback
+from pocketllm.engine.serving.transport.request_log import log_request
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 REQUEST_ID_HEADER = "x-request-id"

@@ -71,6 +71,9 @@ class ServerMetrics:
         self.queue_s = self._histogram("request_queue_time_seconds", "Submission to the first step.")
         self.prefill_s = self._histogram("request_prefill_time_seconds", "First step to the first token.")
         self.decode_s = self._histogram("request_decode_time_seconds", "First token to the last.")
+        self.grammar_s = self._histogram(
+            "grammar_compilation_seconds", "Compiling what answers must obey, where it was not known.", TOKEN_BUCKETS
+        )
         self._success = Counter(
             PREFIX + "request_success",
             "Requests by how they ended.",

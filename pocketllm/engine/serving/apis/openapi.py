@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-import pocketllm
 from pocketllm.engine.lifecycle.sampling import params
-from pocketllm.engine.serving import messages_body, protocol, responses_body, text_routes
+from pocketllm.engine.serving import protocol
+from pocketllm.engine.serving.apis import messages_body, responses_body, text_routes
 from pocketllm.engine.serving.protocol import INERT, NEUTRAL, ChatBody, CompletionBody
 
 Schema = dict[str, Any]
@@ -224,7 +225,7 @@ def openapi_document() -> Schema:
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "pocketllm", "version": pocketllm.__version__},
+        "info": {"title": "pocketllm", "version": version("pocketllm")},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": keys},
         "security": [{}, {"bearer": []}, {"header": []}],

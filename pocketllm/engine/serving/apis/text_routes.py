@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
 
+from pocketllm.engine.serving.apis.messages_body import CountBody
 from pocketllm.engine.serving.failures import Failure
-from pocketllm.engine.serving.messages_body import CountBody
 from pocketllm.engine.serving.prompts import checked_ids, rendered
 from pocketllm.engine.serving.protocol import ChatBody, Strict, as_list, check_extras, validate
 from pocketllm.engine.serving.settings import ServedEngine

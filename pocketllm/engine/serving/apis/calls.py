@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pocketllm.engine.lifecycle.request import FinishEvent
-from pocketllm.engine.serving.bridge import Generation
+from pocketllm.engine.serving.apis.messages import MessageWriter
+from pocketllm.engine.serving.apis.messages_body import MessagesBody
+from pocketllm.engine.serving.apis.responses import ResponseWriter
+from pocketllm.engine.serving.apis.responses_body import ResponsesBody
 from pocketllm.engine.serving.failures import Failure, RefusedError
-from pocketllm.engine.serving.messages import MessageWriter
-from pocketllm.engine.serving.messages_body import MessagesBody
 from pocketllm.engine.serving.prompts import Choice, chat_choices, completion_choices
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody, GenerationBody, validate
-from pocketllm.engine.serving.responses import ResponseWriter
-from pocketllm.engine.serving.responses_body import ResponsesBody
 from pocketllm.engine.serving.settings import ServedEngine
 from pocketllm.engine.serving.stream import Chunks, Reply, Usage, collect, event_bytes
+from pocketllm.engine.serving.transport.bridge import Generation
 
 
 class Writer(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pocketllm.engine.serving.bridge import Generation
+from pocketllm.engine.serving.transport.bridge import Generation
 from pocketllm.errors import OptionError
 
 log = logging.getLogger("pocketllm.requests")

@@ -5,12 +5,12 @@ import time
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
 
-import pocketllm
 from pocketllm.engine.serving.server import Server
 
 
@@ -39,7 +39,7 @@ def status_document(server: Server) -> dict[str, Any]:
     """What the page shows; `plan` and `stats` are null while the model loads."""
     engine = server.engine
     return {
-        "version": pocketllm.__version__,
+        "version": version("pocketllm"),
         "models": list(server.names),
         "phase": server.phase.value,
         "uptime_s": time.time() - server.started_s,

@@ -1,0 +1,1 @@
+"""What is answered at each address, and the APIs that are written from a chat."""

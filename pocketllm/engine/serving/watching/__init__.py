@@ -1,0 +1,1 @@
+"""What machines see of a server: its metrics and its traces."""
