@@ -18,7 +18,7 @@ def is_architecture(node: ast.AST) -> bool:
 
 
 def names_something(node: ast.AST) -> bool:
-    """Whether it is a string that is written out, or a collection of such; an empty one and a wildcard name no family."""
+    """Whether it is a string that is written out, or some of them; an empty one and a wildcard name no family."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     texts = (part.value for part in parts if isinstance(part, ast.Constant))
     return any(isinstance(text, str) and text not in ("", "*") for text in texts)
