@@ -118,12 +118,13 @@ class Terminal:
         )
         os.close(theirs)
         self.seen = ""
+        self._answered = 0
 
-    def wait_for(self, text: str, timeout_s: float = 20.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
+        """Read until the text has come since the last key was pressed."""
         deadline = time.monotonic() + timeout_s
-        start = len(self.seen)
-        while text not in self.seen[start:]:
-            assert time.monotonic() < deadline, self.seen[start:]
+        while text not in self.seen[self._answered :]:
+            assert time.monotonic() < deadline, self.seen[self._answered :]
             self._read(0.1)
 
     def _read(self, timeout_s: float) -> None:
@@ -134,11 +135,12 @@ class Terminal:
                 return
 
     def press(self, keys: str) -> None:
+        self._answered = len(self.seen)
         os.write(self._ours, keys.encode())
 
     def end(self) -> tuple[int, str]:
         """Exit code, and what was said on stderr."""
-        _, errors = self._process.communicate(timeout=20)
+        _, errors = self._process.communicate(timeout=60)
         os.close(self._ours)
         return self._process.returncode, errors.decode()
 

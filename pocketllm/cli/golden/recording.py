@@ -180,12 +180,12 @@ def show(found: "list[Suggestion]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
     for title in ("margin", "at least"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for title in ("prompt", "answer"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
+        table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
     for one in found:
         word = "refused" if one.is_refused else "good" if one.is_clear else "tie-probe"
         prompt = one.case.prompt or one.case.messages[0]["content"]

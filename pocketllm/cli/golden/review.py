@@ -18,6 +18,7 @@ from pocketllm.cli.engine_options import (
     engine_options,
 )
 from pocketllm.cli.golden.flags import Cases, Engine, Fixtures, folder_of
+from pocketllm.cli.golden.keyboard import Keyboard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,14 +112,13 @@ class Session:
     message: str = ""
     offset: int = 0
     total: int = field(init=False)
+    keyboard: Keyboard = field(default_factory=Keyboard)
 
     def __post_init__(self) -> None:
         self.total = len(self.left)
 
     def run(self) -> None:
         """Show, read a key, act, until nothing is left or q is pressed."""
-        import click
-
         actions: dict[str, Callable[[], Any]] = {
             "a": lambda: self.accept(1),
             "r": lambda: self.reject(1),
@@ -128,12 +128,12 @@ class Session:
             "j": lambda: self.scroll(1),
             "k": lambda: self.scroll(-1),
         }
-        with self.console.screen():
+        with self.console.screen(), self.keyboard:
             while self.left:
                 self.draw()
-                key = click.getchar()
+                key = self.keyboard.key()
                 self.message = ""
-                if key in ("q", "\x1b"):
+                if key in ("q", ""):
                     return
                 if key in actions:
                     actions[key]()
@@ -142,7 +142,7 @@ class Session:
 
     def draw(self) -> None:
         """One proposal: a headline, as much of its page as fits, and the keys."""
-        from rich.segment import Segments
+        from rich.segment import Segment, Segments
         from rich.text import Text
 
         from pocketllm.golden.reports.review import page
@@ -156,7 +156,7 @@ class Session:
         number = self.total - len(self.left) + 1
         self.console.print(Text(title(self.subject, one, number, self.total).ljust(width)[:width], "bold reverse"))
         for line in lines[self.offset : self.offset + room]:
-            self.console.print(Segments(line))
+            self.console.print(Segments([*line, Segment.line()]), end="")
         more = len(lines) - room - self.offset
         below = f"{more} more lines: j" if more > 0 else ""
         self.console.print(Text(self.message or below, "yellow"), overflow="ellipsis", no_wrap=True)
@@ -181,7 +181,8 @@ class Session:
     def ask_reason(self) -> str:
         """The sentence that is kept in the fixture; empty accepts nothing."""
         self.console.print()
-        return self.console.input("reason: ").strip()
+        with self.keyboard.lines():
+            return self.console.input("reason: ").strip()
 
     def reject(self, count: int) -> None:
         """Delete so many proposals from here on."""

@@ -190,6 +190,8 @@ def fingerprint(proposed: Proposed) -> Iterator[str]:
         yield from (f"{key} {value}" for key, value in new.items() if value not in (None, ""))
         return
     changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    if not changed:
+        yield "both were made alike"
     yield from (f"{key} {short(old.get(key))} → {short(new.get(key))}" for key in changed)
 
 
