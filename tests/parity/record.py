@@ -57,6 +57,7 @@ TINY = (
     "gpt_oss",
     "lfm2",
     "gemma4_text",
+    "qwen4_exp_text",
     "deepseek_v2",
     "deepseek_v3",
     "xing4_f32",

@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 CHECKPOINTS = (
     *("qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2"),
     *("deepseek_v2", "deepseek_v3", "xing4_f32", "xing4_iq4_nl", "glm_moe_dsa", "minimax_m2", "mimo_v2_flash"),
-    *("qwen3_5_text", "qwen3_next", "gpt_oss", "lfm2", "gemma4_text"),
+    *("qwen3_5_text", "qwen3_next", "gpt_oss", "lfm2", "gemma4_text", "qwen4_exp_text"),
 )
 LENGTHS = [48, 31, 17, 5, 1]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pocketllm.engine.models.contract import KVSpec, SeveralCaches, StateSpec
+from pocketllm.engine.models.contract import KVSpec, LatentSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import make_plan
@@ -22,7 +22,7 @@ def reasons(path: Path, architecture: str, **spoiled: Any) -> list[str]:
         return list(find_family(architecture).unmet(checkpoint))
 
 
-FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4")
+FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp")
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -47,6 +47,9 @@ CACHES = {
     "lfm2": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
     "lfm2moe": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
     "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16), KVSpec(2, 2, 32, 32))),
+    "qwen4exp": SeveralCaches(
+        (*HYBRID.parts[:1], LatentSpec(1, 16), *HYBRID.parts[1:], StateSpec(1, (9, 256)), StateSpec(1, (2, 1)))
+    ),
 }
 
 
@@ -117,6 +120,15 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("lfm2", "attention__head_count_kv", [0, 0, 2], "lfm2.attention.head_count_kv has 3 entries for 4 layers"),
     ("lfm2", "shortconv__l_cache", 0, "lfm2.shortconv.l_cache is 0: it must be a whole number above 0"),
     ("lfm2moe", "expert_gating_func", 7, "lfm2moe.expert_gating_func is 7: it must be 1 for softmax or 2 for sigmoid"),
+    (
+        "qwen4exp",
+        "attention__indexer__top_k",
+        15,
+        "attention.indexer.top_k is 15: it must be whole groups of 4",
+    ),
+    ("qwen4exp", "attention__compress_ratios", [4, 0, 0, 4], "it must be one number for all layers with attention"),
+    ("qwen4exp", "ple__layers", [0, 1], "qwen4exp.ple.layers is [0, 1]: n-grams of one layer are supported"),
+    ("qwen4exp", "ple__head_offsets", [0, 61], "qwen4exp.ple.head_offsets is [0, 61]: it must be 4 whole numbers"),
     ("gemma4", "attention__head_count_kv", [2, 2, 4, 2], "is [2, 2, 4, 2]: layers of a kind must have one"),
     ("gemma4", "attention__shared_kv_layers", 3, "a layer shares keys that none has"),
     ("gemma4", "feed_forward_length", [96, 96], "is [96, 96]: it must be a whole number above 0 for each layer"),

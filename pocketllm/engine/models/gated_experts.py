@@ -58,9 +58,8 @@ def read_gated_experts(header: HeaderReader) -> GatedExpertsShape:
 
 @dataclass(frozen=True)
 class GatedExperts:
-    """The feed-forward behind its norm."""
+    """The experts, and the one that every token uses."""
 
-    norm: Norm
     experts: Experts
     weight: Projection
     """[1, hidden] what the shared expert counts, behind a sigmoid."""
@@ -68,18 +67,33 @@ class GatedExperts:
     up: Projection
     down: Projection
 
-    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
-        """x + mixture(y) + sigmoid(weight y) · down(silu(gate y) · up y) with y = norm(x)."""
-        y = ops.rms_norm(x, self.norm)
+    def of(self, y: Tensor, ops: Ops) -> Tensor:
+        """mixture(y) + sigmoid(weight y) · down(silu(gate y) · up y): [tokens, hidden] → the same."""
         weight, gate, up = ops.project(y, self.weight, self.gate, self.up)
         shared = ops.sigmoid_mul(weight, ops.project(ops.silu_mul(gate, up), self.down)[0])
-        return ops.add(x, ops.add(ops.mixture(y, self.experts), shared))
+        return ops.add(ops.mixture(y, self.experts), shared)
+
+
+@dataclass(frozen=True)
+class NormedExperts:
+    """The feed-forward behind its norm."""
+
+    norm: Norm
+    experts: GatedExperts
+
+    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
+        """x and what the experts make of norm(x)."""
+        return ops.add(x, self.experts.of(ops.rms_norm(x, self.norm), ops))
+
+
+def bind_normed_experts(bind: Binder, block: str, shape: GatedExpertsShape) -> NormedExperts:
+    """The feed-forward of a block such as `blk.0.`."""
+    return NormedExperts(bind.norm(f"{block}post_attention_norm"), bind_gated_experts(bind, block, shape))
 
 
 def bind_gated_experts(bind: Binder, block: str, shape: GatedExpertsShape) -> GatedExperts:
-    """The feed-forward of a block such as `blk.0.`."""
+    """The experts of a block such as `blk.0.`."""
     return GatedExperts(
-        norm=bind.norm(f"{block}post_attention_norm"),
         experts=Experts(
             router=bind.projection(f"{block}ffn_gate_inp"),
             gate=bind.experts(f"{block}ffn_gate_exps"),

@@ -6,7 +6,6 @@ Models" (arXiv 2505.06708). The feed-forward of a layer, and how its heads are l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,20 +53,18 @@ class HybridShape:
         """Queries, keys and values of all heads, which go through the convolution together."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
-    @cached_property
-    def cache(self) -> CacheSpec:
+    @property
+    def caches(self) -> tuple[KVSpec, StateSpec]:
         """Keys and values of the layers with attention, and states of the others."""
         dense, num_recurrent = self.dense, sum(self.is_recurrent)
-        return SeveralCaches(
-            (
-                KVSpec(dense.num_layers - num_recurrent, dense.num_kv_heads, dense.head_dim, dense.head_dim),
-                StateSpec(
-                    num_recurrent,
-                    conv=(self.taps - 1, self.num_channels),
-                    delta=(self.num_value_heads, self.key_dim, self.value_dim),
-                ),
-            )
-        )
+        kv = KVSpec(dense.num_layers - num_recurrent, dense.num_kv_heads, dense.head_dim, dense.head_dim)
+        matrices = (self.num_value_heads, self.key_dim, self.value_dim)
+        return kv, StateSpec(num_recurrent, conv=(self.taps - 1, self.num_channels), delta=matrices)
+
+    @property
+    def cache(self) -> CacheSpec:
+        """Both, side by side."""
+        return SeveralCaches(self.caches)
 
     def place(self, layer: int) -> int:
         """Which of its own kind a layer is: the index of its cache."""

@@ -20,6 +20,7 @@ from pocketllm.engine.backends.api.attention import (
     Int32Array,
     LatentAttentionSpec,
 )
+from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 
@@ -257,6 +258,28 @@ class Ops(Protocol):
     def mean_streams(self, streams: Tensor, num_streams: int) -> Tensor:
         """The mean of a row's streams: [tokens, num_streams * hidden] → [tokens, hidden]."""
 
+    def add_gated(self, streams: Tensor, gates: Tensor, y: Tensor) -> Tensor:
+        """stream + 2 · sigmoid(its gate) · y for each stream. gates: [tokens, streams]; y: [tokens, hidden]."""
+
+    def gate_streams(self, keys: Tensor, queries: Tensor, value: Tensor) -> Tensor:
+        """sigmoid(±√|key · query / √hidden|) · value for each stream, ± the product's sign and at least 1e-6 under the
+        root. keys, queries: [tokens, streams * hidden]; value: [tokens, hidden]; the result as keys."""
+
+    def ngram_embed(self, table: Weight, ngrams: NGrams, states: States, layer: int, batch: ForwardBatch) -> Tensor:
+        """Rows of a table for `batch.input_ids` and the tokens before them: [tokens, heads * width].
+
+        Those before this step's are the conv rows of the state in the sequence's slot; left updated, in place.
+        """
+
+    def select_groups(self, q: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, index: GroupIndex) -> Selection:
+        """Which of its sequence's tokens up to itself each new token attends. q: [tokens, heads * dim], normed and
+        rotated; cache: a latent cache of index keys, this step's included."""
+
+    def selected_attention(
+        self, q: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec, selection: Selection
+    ) -> Tensor:
+        """`attention` over a selection of this step."""
+
     def sink_attention(
         self, q: Tensor, sinks: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
@@ -279,12 +302,19 @@ class Ops(Protocol):
         """`mixture` with such experts."""
 
     def causal_conv(
-        self, x: Tensor, kernel: Tensor, states: States, layer: int, batch: ForwardBatch, silu: bool
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        states: States,
+        layer: int,
+        batch: ForwardBatch,
+        silu: bool,
+        dilation: int = 1,
     ) -> Tensor:
-        """Σ kernel[c, i] · x[t - taps + 1 + i, c] over each sequence's own tokens: [tokens, channels] → the same.
+        """Σ kernel[c, i] · x[t - (taps - 1 - i) · dilation, c] over each sequence's own tokens: [tokens, channels].
 
-        kernel: [channels, taps]; silu: of the sum. The taps - 1 rows before this step's are those of the state in the
-        sequence's slot, zeros for a sequence that begins; they are left updated, in place.
+        kernel: [channels, taps]; silu: of the sum. The (taps - 1) · dilation rows before this step's are those of the
+        state in the sequence's slot, zeros for a sequence that begins; they are left updated, in place.
         """
 
     def gated_delta(
@@ -308,7 +338,7 @@ class Ops(Protocol):
         """sigmoid(gate) · x. gate: [tokens, width of x], or [tokens, 1]."""
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
-        """x · y, value by value."""
+        """x · y, value by value. y: as x, or one row for all, [width]."""
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x · factor."""

@@ -16,9 +16,11 @@ from pocketllm.engine.backends.api.attention import (
     Int32Array,
     LatentAttentionSpec,
 )
+from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, HyperConnection, Norm, Projection, RopeLayout
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.reference import indexed
 from pocketllm.engine.backends.reference import latent as mla
 from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
@@ -173,6 +175,31 @@ class ReferenceOps:
     def mean_streams(self, streams: Tensor, num_streams: int) -> Tensor:
         return residual.total(streams.chunk(num_streams, -1)) / num_streams
 
+    def add_gated(self, streams: Tensor, gates: Tensor, y: Tensor) -> Tensor:
+        return indexed.add_gated(streams, gates, y)
+
+    def gate_streams(self, keys: Tensor, queries: Tensor, value: Tensor) -> Tensor:
+        return indexed.gate_streams(keys, queries, value)
+
+    def ngram_embed(self, table: Tensor, ngrams: NGrams, states: StateSlots, layer: int, batch: ForwardBatch) -> Tensor:
+        return table[indexed.ngram_rows(ngrams, states.conv[layer], batch)].view(batch.num_tokens, -1)
+
+    def select_groups(
+        self, q: Tensor, cache: mla.LatentCache, layer: int, batch: ForwardBatch, index: GroupIndex
+    ) -> Sequence[Tensor]:
+        return indexed.select_groups(q, cache.rows[layer], self._plan(cache.rows, batch), index)
+
+    def selected_attention(
+        self,
+        q: Tensor,
+        cache: PagedCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
+        selection: Sequence[Tensor],
+    ) -> Tensor:
+        return indexed.selected_attention(q, cache, layer, self._plan(cache.keys, batch), spec, selection)
+
     def sink_attention(
         self, q: Tensor, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
@@ -198,9 +225,16 @@ class ReferenceOps:
         return weighted_sum(bounded_outputs(x, chosen, experts), weights)
 
     def causal_conv(
-        self, x: Tensor, kernel: Tensor, states: StateSlots, layer: int, batch: ForwardBatch, silu: bool
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        states: StateSlots,
+        layer: int,
+        batch: ForwardBatch,
+        silu: bool,
+        dilation: int = 1,
     ) -> Tensor:
-        mixed = convolve(x, kernel, states.conv[layer], batch)
+        mixed = convolve(x, kernel, states.conv[layer], batch, dilation)
         # spelled out as in `silu_mul`
         return mixed.div_(mixed.neg().exp_().add_(1)) if silu else mixed
 

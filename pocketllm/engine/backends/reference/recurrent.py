@@ -31,8 +31,8 @@ def segments(batch: ForwardBatch) -> Iterator[tuple[int, slice, bool]]:
         yield slot, slice(first, last), length == last - first
 
 
-def convolve(x: Tensor, kernel: Tensor, kept: Tensor, batch: ForwardBatch) -> Tensor:
-    """Depthwise, causal, tap after tap. kept: [slots, taps - 1, channels], left with each sequence's last inputs."""
+def convolve(x: Tensor, kernel: Tensor, kept: Tensor, batch: ForwardBatch, dilation: int = 1) -> Tensor:
+    """Depthwise, causal, tap after tap. kept: [slots, rows before, channels], left with each sequence's last inputs."""
     out = torch.empty_like(x)
     taps = kernel.shape[1]
     for slot, tokens, begins in segments(batch):
@@ -41,7 +41,7 @@ def convolve(x: Tensor, kernel: Tensor, kept: Tensor, batch: ForwardBatch) -> Te
         count = tokens.stop - tokens.start
         total = rows[:count] * kernel[:, 0]
         for tap in range(1, taps):
-            total += rows[tap : tap + count] * kernel[:, tap]
+            total += rows[tap * dilation : tap * dilation + count] * kernel[:, tap]
         out[tokens] = total
         kept[slot] = rows[count:]
     return out

@@ -28,7 +28,7 @@ from pocketllm.engine.models.gated_experts import (
     GATED_EXPERTS_NEUTRAL,
     GATED_EXPERTS_OPS,
     GatedExpertsShape,
-    bind_gated_experts,
+    bind_normed_experts,
     read_gated_experts,
 )
 from pocketllm.engine.models.header import HeaderReader
@@ -121,7 +121,7 @@ class Qwen3NextFamily:
             bind,
             shape.hybrid,
             recurrent=lambda number: bind_delta(bind, shape.hybrid, number),
-            feed_forward=lambda block: bind_gated_experts(bind, block, shape.experts),
+            feed_forward=lambda block: bind_normed_experts(bind, block, shape.experts),
         )
 
 
