@@ -1,5 +1,6 @@
 """Attention over the groups of tokens that an index picks, and rows of hashed n-grams, in plain torch."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,12 +89,12 @@ def hashed(earlier: npt.NDArray[np.int64], ngrams: NGrams) -> npt.NDArray[np.int
 def gate_streams(keys: Tensor, queries: Tensor, value: Tensor) -> Tensor:
     """See `Ops.gate_streams`."""
     tokens, hidden = value.shape
-    matches = (keys * queries).view(tokens, -1, hidden).sum(-1, keepdim=True) / hidden**0.5
+    matches = (keys * queries).view(tokens, -1, hidden).sum(-1, keepdim=True) / math.sqrt(hidden)
     gates = matches.abs().clamp_(min=1e-6).sqrt_() * matches.sign()
     return (value[:, None] / gates.neg().exp_().add_(1)).view(tokens, -1)
 
 
 def add_gated(streams: Tensor, gates: Tensor, y: Tensor) -> Tensor:
     """See `Ops.add_gated`."""
-    shares = 2 / gates.neg().exp_().add_(1)
+    shares: Tensor = 2 / gates.neg().exp_().add_(1)
     return streams + (shares[:, :, None] * y[:, None]).view(len(y), -1)

@@ -255,7 +255,8 @@ class ReferenceOps:
 
     def hadamard(self, x: Tensor, rotation: Hadamard, inverse: bool = False) -> Tensor:
         """Sums and differences of halves, log2(block) times (Fino & Algazi 1976)."""
-        mixed = x if inverse else x * rotation.signs
+        signs: Tensor = rotation.signs
+        mixed = x if inverse else x * signs
         runs = mixed.reshape(-1, rotation.block)
         half = rotation.block // 2
         while half:
@@ -263,8 +264,8 @@ class ReferenceOps:
             runs = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2)
             runs = runs.view(-1, rotation.block)
             half //= 2
-        mixed = runs.view(x.shape) * rotation.block**-0.5
-        return mixed * rotation.signs if inverse else mixed
+        mixed = runs.view(x.shape) / math.sqrt(rotation.block)
+        return mixed * signs if inverse else mixed
 
     def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
         """x / (1 + exp(-gate)), spelled out for `silu_mul`'s reason."""
