@@ -114,6 +114,16 @@ def test_a_prompt_that_parts_early_begins_where_a_state_was_kept_not_where_block
     assert answer(loop, "b", parted).num_cached_tokens == 8  # blocks of 12 are there, a state after 8
 
 
+def test_what_many_prompts_begin_with_is_computed_twice_and_then_found() -> None:
+    loop, _, _ = recurrent_loop(prefill_chunk=16)
+    shared = PROMPT[:13]
+    found = [
+        answer(loop, name, [*shared, 80 + place, *PROMPT], 1).num_cached_tokens for place, name in enumerate("abc")
+    ]
+
+    assert found == [0, 0, 12]
+
+
 def test_without_a_prefix_cache_no_step_is_cut_and_nothing_is_copied() -> None:
     loop, scheduler, model = recurrent_loop(prefix_cache=False, prefill_chunk=32, max_num_batched_tokens=32)
     answer(loop, "a", PROMPT, 1)

@@ -81,6 +81,8 @@ class Request:
     """Prefix cache keys of its first full blocks, as far as they were asked for."""
     num_kept_blocks: int = 0
     """Blocks that the prefix cache knows of, from the first."""
+    num_known_tokens: int = 0
+    """First tokens whose blocks were found at its admission, more than it has a state for."""
     state_slot: int | None = None
     """Where its recurrent state is kept while it runs, of a model that has one."""
     answer_key: bytes | None = None

@@ -47,6 +47,7 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
+        request.num_known_tokens = len(blocks) * self._block_size
         # a state cannot be cut: what follows the last snapshot is computed again
         while blocks and self._states is not None and not self._states.can_restore(request.block_keys[len(blocks) - 1]):
             blocks.pop()
@@ -88,11 +89,16 @@ class PrefixCache:
     def step_end(self, request: Request, end: int) -> int:
         """Where a step that would compute a request's tokens up to `end` stops instead, so that its state can be kept.
 
-        At the end of a block, if it comes to one, and before the last token, so that a repeated prompt has one to begin
-        with. A model without recurrent states stops nowhere.
+        Where it leaves what an earlier request has computed, which others may share as well; else at the end of a
+        block, if it comes to one, and before the last token, so that a repeated prompt has one to begin with. A model
+        without recurrent states stops nowhere.
         """
+        if self._states is None:
+            return end
+        if request.num_computed_tokens < request.num_known_tokens < end:
+            return request.num_known_tokens
         last = min(end, request.num_tokens - 1) // self._block_size * self._block_size
-        return last if self._states is not None and last > request.num_computed_tokens else end
+        return last if last > request.num_computed_tokens else end
 
     def reset(self) -> None:
         """Begin anew: nothing that was computed until now is found by any request that comes."""
