@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from pocketllm.bench.scenarios.structured import SCHEMA
 from pocketllm.bench.targets.contract import Ask, Need
@@ -298,3 +300,41 @@ def test_the_structured_scenario_finds_its_answers_held_and_as_long_as_asked(
     assert (held.n_out, free.n_out) == (64, 64)
     assert re.match(r'\{\s{0,41}"entries"\s{0,41}:', held.out_text)
     assert held.out_text != free.out_text
+
+
+class Paint(BaseModel):
+    """What the client's own helpers make schemas and tools of."""
+
+    color: Literal["red", "green"]
+    coats: Literal[1, 2]
+
+
+@pytest.mark.model
+def test_the_openai_client_parses_models_and_streams_tools_of_them(smollm2_server: Served) -> None:
+    with openai.OpenAI(base_url=smollm2_server.url + "/v1", api_key="none", max_retries=0) as client:
+        ask: Any = {"model": "smollm2-135m", "messages": ASK, "temperature": 0, "max_tokens": 60}
+        parsed = client.chat.completions.parse(**ask, response_format=Paint).choices[0]
+        tools: Any = [openai.pydantic_function_tool(Paint)]
+        with client.chat.completions.stream(
+            **ask, tools=tools, tool_choice="required", parallel_tool_calls=False
+        ) as stream:
+            done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+            final = stream.get_final_completion().choices[0]
+
+    assert isinstance(parsed.message.parsed, Paint)
+    assert [event.name for event in done] == ["Paint"]
+    assert isinstance(done[0].parsed_arguments, Paint)
+    assert final.finish_reason == "tool_calls"
+
+
+@pytest.mark.model
+def test_a_weak_model_cannot_fill_its_answer_with_blanks(smollm2_server: Served) -> None:
+    body = {"messages": ASK, "response_format": {"type": "json_object"}, "temperature": 1.2, "max_tokens": 40}
+    for choice in smollm2_server.post(CHAT, n=16, seed=0, **body).json()["choices"]:
+        text = choice["message"]["content"]
+
+        assert text.startswith("{")
+        outside = re.sub(r'"(\\.|[^"\\])*"?', "x", text)
+        assert not re.search(r"\n[ \t]*\n|[ \t]{41}", outside), text
+        if choice["finish_reason"] == "stop":
+            json.loads(text)
