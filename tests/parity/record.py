@@ -297,8 +297,8 @@ def write_record(to: Recorder, path: Path, rows: Iterator[dict[str, Any]]) -> bo
 
 def record_spec(to: Recorder, name: str) -> bool:
     """A record of a tiny checkpoint that is not committed but made again from its seed."""
-    from tests.parity.tiny_families import write_family
     from tests.parity import recurrent_oracle, transformers_families
+    from tests.parity.tiny_families import write_family
 
     specs = {**transformers_families.SPECS, **recurrent_oracle.SPECS}
     expected = np.load(ORACLES / f"{name}.npz")

@@ -17,7 +17,7 @@ from pocketllm.engine.models.rope import inverse_frequencies
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.recurrent_oracle import SPECS
 from tests.parity.test_families import Mistaken, norm_plus_one, other_layout, with_routing, without_bias
-from tests.parity.tiny_families import write_family
+from tests.parity.tiny_families import TinyFamily, decoded, write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
@@ -31,6 +31,25 @@ def test_other_heads_taps_and_layers_agree_with_transformers(name: str, tmp_path
     [got] = Driver(path).run([expected["input_ids"].tolist()], chunks(40, 17))
 
     assert nmse(got, expected["logits"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("quant_type", ["Q8_0", "MXFP4"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp"]
+)
+def test_packed_matrices_whole_or_in_rows_compute_what_they_stand_for(
+    architecture: str, quant_type: str, tmp_path: Path
+) -> None:
+    spec = TinyFamily(architecture, 61, {"expert_feed_forward_length": 64}, quant_type=quant_type)
+    twin = replace(spec, quant_type="F32", tensors=decoded(spec))
+    ids = np.random.RandomState(7).randint(0, 512, 20).tolist()
+    [packed], [plain] = (
+        Driver(write_family(tmp_path / name, one)).run([ids], chunks(20, 20))
+        for name, one in (("packed", spec), ("plain", twin))
+    )
+
+    assert decoded(spec)
+    assert np.array_equal(packed, plain)
 
 
 # -- mistakes: what each of them changes is outside the tolerance ----------------------------------------------------

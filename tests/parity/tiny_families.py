@@ -153,6 +153,8 @@ class TinyFamily:
     """Keys as in `keys` that the file says and its tensors do not follow."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """More keys, by their full names."""
+    quant_type: str = "F32"
+    """Of the matrices whose rows are whole blocks of it."""
 
     def metadata(self) -> dict[str, Any]:
         """Every key, the tokenizer's too."""
@@ -170,13 +172,34 @@ def write_family(path: Path, spec: TinyFamily) -> Path:
     for key, value in {**spec.metadata(), **spoiled, **spec.others}.items():
         add_value(writer, key, value)
     for name, values in {**weights(spec), **spec.tensors}.items():
-        if values is not None:
+        if values is not None and is_packed(spec, name, values):
+            kind = gguf.GGMLQuantizationType[spec.quant_type]
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        elif values is not None:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def is_packed(spec: TinyFamily, name: str, values: npt.NDArray[np.floating]) -> bool:
+    """Whether a tensor is stored in the checkpoint's quant type; kernels of convolutions never are."""
+    kind = gguf.GGMLQuantizationType[spec.quant_type]
+    elements, _ = gguf.GGML_QUANT_SIZES[kind]
+    is_matrix = values.ndim > 1 and name.endswith(".weight") and "conv" not in name.split(".")[-2]
+    return spec.quant_type != "F32" and is_matrix and values.shape[-1] % elements == 0
+
+
+def decoded(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
+    """What the packed matrices of a checkpoint stand for, by the `gguf` package."""
+    kind = gguf.GGMLQuantizationType[spec.quant_type]
+    packed = {name: values for name, values in weights(spec).items() if is_packed(spec, name, values)}
+    return {
+        name: gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind).reshape(values.shape)
+        for name, values in packed.items()
+    }
 
 
 def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
