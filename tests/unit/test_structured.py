@@ -249,6 +249,19 @@ def test_many_copies_of_one_constraint_do_not_wear_it_out(monkeypatch: pytest.Mo
     assert len(told) == 4
 
 
+def test_a_stop_token_is_forbidden_until_the_grammar_may_end_and_allowed_then() -> None:
+    stop = ord("b")
+    matcher = COMPILER.matcher(constraint.regex("[ab]{2,3}|ac"), stop_token_ids=(stop,))
+
+    assert not matcher.allowed()[stop]
+    matcher.accept(ord("a"))
+    assert not matcher.allowed()[stop]
+    matcher.accept(ord("a"))
+    assert matcher.allowed()[[stop, TOKENIZER.end]].all()
+    matcher.accept(stop)
+    assert matcher.is_complete
+
+
 def test_a_mask_is_the_same_computed_beside_the_forward_pass() -> None:
     worker = MaskWorker()
     matchers = [COMPILER.matcher(constraint.json_schema(TREE)) for _ in range(8)]
