@@ -269,6 +269,7 @@ def test_without_penalties_nothing_is_copied_or_kept() -> None:
     "wrong",
     [
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-30},
         {"repetition_penalty": math.inf},
         {"frequency_penalty": 2.1},
         {"presence_penalty": -3},

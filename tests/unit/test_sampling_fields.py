@@ -173,7 +173,7 @@ def test_a_breaker_of_two_tokens_ends_a_repetition_too() -> None:
 
 
 def test_a_penalty_past_what_float32_holds_is_still_a_number() -> None:
-    params = SamplingParams(dry_multiplier=1.0, dry_base=100, dry_sequence_breakers=[])
+    params = SamplingParams(dry_multiplier=100.0, dry_base=100, dry_sequence_breakers=[])
 
     assert np.isfinite(adjusted(Dry(params, [1] * 200, Letters()))).all()
 

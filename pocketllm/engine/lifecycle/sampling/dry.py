@@ -19,8 +19,8 @@ from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 Logits = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
-LARGEST_LOG = 88.0
-"""Of a penalty that float32 can hold."""
+LARGEST_LOG = 80.0
+"""Of a power that float32 can hold, times the largest multiplier."""
 
 
 class Dry:

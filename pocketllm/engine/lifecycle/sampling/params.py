@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: by much less they would no longer be finite."""
 MAX_REPETITION_PENALTY = 100.0
 MAX_WORDS = 128
 """Most `bad_words`, and most `dry_sequence_breakers`."""
@@ -24,7 +26,7 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "typical_p": (0.0, 1.0, True),
     "xtc_probability": (0.0, 1.0, False),
     "xtc_threshold": (0.0, 1.0, False),
-    "repetition_penalty": (0.0, MAX_REPETITION_PENALTY, True),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "presence_penalty": (-2.0, 2.0, False),
     "dry_multiplier": (0.0, 100.0, False),

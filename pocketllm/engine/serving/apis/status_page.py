@@ -23,8 +23,16 @@ def page() -> tuple[bytes, str]:
         [inside] = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
 
-    rules = ("default-src 'none'", f"script-src {hashed('script')}", f"style-src {hashed('style')}")
-    rules += ("img-src data:", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
+    rules = [
+        "default-src 'none'",
+        f"script-src {hashed('script')}",
+        f"style-src {hashed('style')}",
+        "img-src data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
     return text.encode(), "; ".join(rules)
 
 
