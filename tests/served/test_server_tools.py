@@ -133,6 +133,14 @@ def test_a_call_that_was_cut_at_the_limit_comes_as_far_as_it_got(server: Served)
     assert streamed(server, tools=TOOLS)["reasons"] == ["length"]
 
 
+def test_what_might_have_become_a_mark_is_told_in_the_end(server: Served) -> None:
+    server.engine.loop.script = says("Either a < b or <tool_ca", 1)
+    found = streamed(server, tools=TOOLS)
+
+    assert (found["content"], found["reasons"]) == ("Either a < b or <tool_ca", ["stop"])
+    assert server.post(CHAT, messages=ASK, tools=TOOLS).json()["choices"][0]["message"]["content"] == found["content"]
+
+
 def test_every_choice_has_calls_of_its_own(server: Served) -> None:
     server.engine.loop.script = says(PARIS, 4)
     choices = server.post(CHAT, messages=ASK, tools=TOOLS, n=3).json()["choices"]
