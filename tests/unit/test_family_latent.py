@@ -11,7 +11,7 @@ import pytest
 from pocketllm.engine.backends.select import select_backend
 from pocketllm.engine.models.contract import LatentSpec, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.latent import read_latent_shape
+from pocketllm.engine.models.parts.latent import read_latent_shape
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.models.rope import inverse_frequencies, yarn_kept_share
 from pocketllm.engine.options import EngineOptions
@@ -77,7 +77,7 @@ def test_every_absent_key_is_named_at_once(architecture: str) -> None:
         ("rope.scaling.type", "longrope", "rope scaling 'longrope' ({}.rope.scaling.type) is not supported by"),
         ("rope.scaling.yarn_log_multiplier", -1.0, "{}.rope.scaling.yarn_log_multiplier is -1.0: it must be a number"),
         ("nextn_predict_layers", 2, "{}.nextn_predict_layers=2 leaves none of the layers ({}.block_count)"),
-        ("nextn_predict_layers", 0.5, "metadata key {}.nextn_predict_layers is 0.5: it must be a whole number, or 0 for"),
+        ("nextn_predict_layers", 0.5, "metadata key {}.nextn_predict_layers is 0.5: it must be a whole number, or 0"),
         ("block_count", 2**32 - 1, "{}.block_count=4294967295, but there are"),
         ("expert_gating_func", 4, "metadata key {}.expert_gating_func is 4: it must be 1 for softmax or 2 for sigmoid"),
         ("expert_used_count", 9, "metadata key {}.expert_used_count is 9: there are only 8 experts"),

@@ -99,7 +99,7 @@ def shared_names(family: str, read: Callable[[str], bytes | None]) -> Names:
     waiting = [family]
     while waiting:
         for module, names in imported(read(waiting.pop()) or b"", MODELS.replace("/", ".").strip(".")).items():
-            other = f"{MODELS}{module}.py"
+            other = f"{MODELS}{module.replace('.', '/')}.py"
             if module != DECLARATIONS and not names <= found.get(other, NOTHING):
                 found[other] = found.get(other, NOTHING) | names
                 waiting.append(other)

@@ -107,10 +107,10 @@ def names_of(statement: ast.stmt) -> Iterator[str]:
 
 
 def imported(content: bytes, package: str) -> Mapping[str, frozenset[str]]:
-    """Names that a Python file imports from each module of a package, by the module's own name.
+    """Names that a Python file imports from each module of a package, by the module's name below it.
 
-    >>> imported(b"from a.b.blocks import Binder\\nfrom a.c import d", "a.b")
-    {'blocks': frozenset({'Binder'})}
+    >>> imported(b"from a.b.blocks import Binder\\nfrom a.c import d\\nfrom a.b.parts.latent import Cache", "a.b")
+    {'blocks': frozenset({'Binder'}), 'parts.latent': frozenset({'Cache'})}
     """
     found: dict[str, frozenset[str]] = {}
     try:
@@ -118,7 +118,7 @@ def imported(content: bytes, package: str) -> Mapping[str, frozenset[str]]:
     except SyntaxError:
         return found  # somebody is writing it: the file itself has changed, and is found so
     for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[0] == package:
-            name = str(node.module).rpartition(".")[2]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+            name = str(node.module).removeprefix(f"{package}.")
             found[name] = found.get(name, frozenset()) | {alias.name for alias in node.names}
     return found

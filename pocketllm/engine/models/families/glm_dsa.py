@@ -30,9 +30,9 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec, ModelCapability, SeveralCaches
-from pocketllm.engine.models.experts import Mixture, bind_mixture
 from pocketllm.engine.models.header import HeaderReader, is_list, short
-from pocketllm.engine.models.latent import (
+from pocketllm.engine.models.parts.experts import Mixture, bind_mixture
+from pocketllm.engine.models.parts.latent import (
     LATENT_OPS,
     NEUTRAL,
     LatentAttention,

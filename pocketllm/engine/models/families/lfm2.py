@@ -20,8 +20,8 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.hybrid import HybridModel
-from pocketllm.engine.models.short_conv import (
+from pocketllm.engine.models.parts.hybrid import HybridModel
+from pocketllm.engine.models.parts.short_conv import (
     SHORT_CONV_OPS,
     ShortConvShape,
     bind_short_conv_model,

@@ -28,7 +28,8 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability, SeveralCaches
-from pocketllm.engine.models.experts import (
+from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
+from pocketllm.engine.models.parts.experts import (
     MIXTURE_OPS,
     Mixture,
     MixtureShape,
@@ -36,7 +37,6 @@ from pocketllm.engine.models.experts import (
     mixture_shapes,
     read_mixture,
 )
-from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
 from pocketllm.engine.models.rope import RopeSpec, inverse_frequencies, read_rope, rope_magnitude
 
 ARCHITECTURE = "mimo2"

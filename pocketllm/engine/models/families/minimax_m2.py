@@ -28,7 +28,8 @@ from pocketllm.engine.models.blocks import (
     weights_of_all,
 )
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
-from pocketllm.engine.models.experts import (
+from pocketllm.engine.models.header import HeaderReader, misfit
+from pocketllm.engine.models.parts.experts import (
     MIXTURE_OPS,
     Mixture,
     MixtureShape,
@@ -36,7 +37,6 @@ from pocketllm.engine.models.experts import (
     mixture_shapes,
     read_mixture,
 )
-from pocketllm.engine.models.header import HeaderReader, misfit
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "minimax-m2"

@@ -26,9 +26,9 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
-from pocketllm.engine.models.folding import Folding, folded_binder, folding_problems, read_folding
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.hybrid import (
+from pocketllm.engine.models.parts.folding import Folding, folded_binder, folding_problems, read_folding
+from pocketllm.engine.models.parts.hybrid import (
     HYBRID_OPS,
     DeltaLayer,
     HybridModel,

@@ -24,15 +24,15 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
-from pocketllm.engine.models.gated_experts import (
+from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.parts.gated_experts import (
     GATED_EXPERTS_NEUTRAL,
     GATED_EXPERTS_OPS,
     GatedExpertsShape,
     bind_normed_experts,
     read_gated_experts,
 )
-from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.hybrid import (
+from pocketllm.engine.models.parts.hybrid import (
     HYBRID_OPS,
     DeltaLayer,
     HybridModel,

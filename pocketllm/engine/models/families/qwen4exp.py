@@ -27,7 +27,8 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, LatentSpec, ModelCapability, SeveralCaches
-from pocketllm.engine.models.gated_experts import (
+from pocketllm.engine.models.header import HeaderReader, is_list, short, whole_number
+from pocketllm.engine.models.parts.gated_experts import (
     GATED_EXPERTS_NEUTRAL,
     GATED_EXPERTS_OPS,
     GatedExperts,
@@ -35,7 +36,7 @@ from pocketllm.engine.models.gated_experts import (
     bind_gated_experts,
     read_gated_experts,
 )
-from pocketllm.engine.models.gated_streams import (
+from pocketllm.engine.models.parts.gated_streams import (
     GATED_STREAMS_OPS,
     Gates,
     StreamReader,
@@ -43,9 +44,15 @@ from pocketllm.engine.models.gated_streams import (
     bind_reader,
     stream_shapes,
 )
-from pocketllm.engine.models.header import HeaderReader, is_list, short, whole_number
-from pocketllm.engine.models.hybrid import HYBRID_OPS, HybridShape, hybrid_shapes, read_hybrid_shape
-from pocketllm.engine.models.ngrams import NGRAM_OPS, NGramLayer, NGramShape, bind_ngrams, read_ngrams, with_rows_of
+from pocketllm.engine.models.parts.hybrid import HYBRID_OPS, HybridShape, hybrid_shapes, read_hybrid_shape
+from pocketllm.engine.models.parts.ngrams import (
+    NGRAM_OPS,
+    NGramLayer,
+    NGramShape,
+    bind_ngrams,
+    read_ngrams,
+    with_rows_of,
+)
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "qwen4exp"

@@ -22,8 +22,8 @@ from pocketllm.engine.models.blocks import (
     bad_vocabulary,
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec
-from pocketllm.engine.models.experts import MIXTURE_OPS, MixtureShape, mixture_shapes, read_mixture
 from pocketllm.engine.models.header import HeaderReader, misfit, short
+from pocketllm.engine.models.parts.experts import MIXTURE_OPS, MixtureShape, mixture_shapes, read_mixture
 from pocketllm.engine.models.rope import RopeSpec, read_rope, rope_magnitude
 
 LATENT_OPS = (DENSE_OPS - {"new_kv_cache", "store_kv", "attention"}) | MIXTURE_OPS | {

@@ -7,8 +7,8 @@ from pocketllm.engine.backends.api.indexed import NGrams
 from pocketllm.engine.backends.api.ops import Ops, Projection, States, Tensor, Weight
 from pocketllm.engine.models.blocks import Binder, Shapes
 from pocketllm.engine.models.contract import Checkpoint, StateSpec
-from pocketllm.engine.models.gated_streams import StreamNorm, bind_stream_norm
 from pocketllm.engine.models.header import HeaderReader, is_list, short, whole_number
+from pocketllm.engine.models.parts.gated_streams import StreamNorm, bind_stream_norm
 
 NGRAM_OPS = frozenset({"ngram_embed", "gate_streams", "causal_conv", "add"})
 TABLE = "per_layer_token_embd.weight"

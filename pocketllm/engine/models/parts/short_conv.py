@@ -22,7 +22,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, short
-from pocketllm.engine.models.hybrid import FeedForward, HybridModel, Part, Step
+from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel, Part, Step
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 SHORT_CONV_OPS = DENSE_OPS | {"new_states", "copy_states", "causal_conv", "mul", "silu_mul"}

@@ -1,0 +1,1 @@
+"""What a few families are composed of, beside the blocks of plain decoders."""
