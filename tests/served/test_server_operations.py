@@ -287,6 +287,80 @@ def test_the_description_names_every_route_and_field(module_server: Served) -> N
             assert str(response.status_code) in operation["responses"], (path, response.text)
 
 
+FUNCTION = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+DESCRIBED: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (COMPLETIONS, {"prompt": prompt})
+        for prompt in ("a", "", [97], [], [[97], "b"], [[]], [-1], 5, None, ["a"] * 129, [True])
+    ),
+    *(
+        (COMPLETIONS, {"prompt": "a", name: value})
+        for name, value in (
+            ("n", 16),
+            ("n", 17),
+            ("stop", "x"),
+            ("stop", ["x"] * 17),
+            ("stop", [""]),
+            ("temperature", 101),
+            ("top_p", 0),
+            ("repetition_penalty", 1e-300),
+            ("logit_bias", {"5": 100}),
+            ("logit_bias", {"x": 1}),
+            ("logprobs", 21),
+            ("mirostat", 1),
+            ("mirostat", 2),
+            ("best_of", 1),
+            ("best_of", 2),
+            ("user", {"any": "thing"}),
+            ("whatever", None),
+            ("whatever", 0),
+            ("min_tokens", -1),
+            ("response_format", {"type": "text"}),
+            ("response_format", {"type": "xml"}),
+            ("structured_outputs", {"regex": "a+"}),
+            ("structured_outputs", {"regex": "a+", "choice": ["a"]}),
+        )
+    ),
+    *(
+        ("/v1/chat/completions", {"messages": [message]})
+        for message in (
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": [{"type": "text"}]},
+            {"role": "user"},
+            {"role": "wizard", "content": "a"},
+            {"role": "user", "content": "a", "tool_calls": [FUNCTION]},
+            {"role": "tool", "content": "a", "tool_call_id": "x"},
+            {"role": "user", "content": "a", "tool_call_id": "x"},
+            {"role": "user", "content": "a", "whatever": 1},
+        )
+    ),
+    *(
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [FUNCTION]} | more)
+        for more in (
+            {},
+            {"tool_choice": "required"},
+            {"tool_choice": "perhaps"},
+            {"tools": [{"type": "function"}]},
+            {"tools": [{"type": "function", "function": {"name": "no blank"}}]},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DESCRIBED, ids=lambda value: str(value)[:70])
+def test_a_body_is_right_by_the_description_where_it_is_served(
+    module_server: Served, path: str, body: dict[str, Any]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="package-missing: jsonschema")
+    document = openapi_document()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    whole = {**schema, "components": document["components"]}
+    status = module_server.post(path, **body).status_code
+
+    assert status == (200 if jsonschema.Draft202012Validator(whole).is_valid(body) else 400)
+
+
 # -- the command
 def test_a_file_says_what_flags_would_and_flags_win(
     run_command: Callable[..., Command], tiny_gguf: Path, tmp_path: Path

@@ -10,26 +10,21 @@ from pydantic.json_schema import models_json_schema
 from pocketllm.engine.lifecycle.sampling import params
 from pocketllm.engine.serving import protocol
 from pocketllm.engine.serving.apis import messages_body, responses_body, text_routes
+from pocketllm.engine.serving.apis.openapi_parts import (
+    ANTHROPIC_ERROR,
+    ERROR,
+    MESSAGE,
+    NULL,
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    TOOL_CHOICE,
+    TOOLS,
+    Schema,
+    either,
+)
 from pocketllm.engine.serving.protocol import INERT, NEUTRAL, ChatBody, CompletionBody
 
-Schema = dict[str, Any]
-
-NULL: Schema = {"type": "null"}
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0}
-TEXT_PARTS: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-        "additionalProperties": NULL,
-    },
-}
-
-
-def either(*schemas: Schema) -> Schema:
-    """Any of these."""
-    return {"anyOf": list(schemas)}
 
 
 def texts(most: int, longest: int) -> Schema:
@@ -62,6 +57,10 @@ SPECIAL: Mapping[str, Schema] = {
     "allowed_token_ids": either({"type": "array", "items": TOKEN_ID}, NULL),
     "cache_salt": either({"type": "string", "minLength": 1, "maxLength": protocol.MAX_CACHE_SALT}, NULL),
     "n": either({"type": "integer", "minimum": 1, "maximum": protocol.MAX_CHOICES}, NULL),
+    "tools": TOOLS,
+    "tool_choice": TOOL_CHOICE,
+    "response_format": RESPONSE_FORMAT,
+    "structured_outputs": STRUCTURED_OUTPUTS,
     "mirostat": {"enum": [0, 2, None]},
     "seed": either({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, NULL),
     "max_tokens": either({"type": "integer", "minimum": 0}, NULL),
@@ -89,12 +88,12 @@ def bounded(name: str, schema: Schema) -> Schema:
 
 def finished(name: str, schema: Schema) -> Schema:
     """A body's schema with its bounds, and with what becomes of fields it does not name."""
+    if name == "Message":
+        return MESSAGE
     schema = {key: value for key, value in schema.items() if key != "title"}
     if "properties" not in schema:
         return schema
     found = {field: bounded(field, inner) for field, inner in schema["properties"].items()}
-    if name == "Message":
-        found["content"] = either({"type": "string"}, TEXT_PARTS)
     if name == "CompletionBody":
         found["logprobs"] = SPECIAL["top_logprobs"]
     if name in ("ChatBody", "CompletionBody", "TokenizeChat"):
@@ -174,36 +173,6 @@ def operation(path: str, text: str) -> Schema:
 def operation_id(path: str) -> str:
     """A name for generated clients."""
     return path.strip("/").replace("{", "").replace("}", "").replace(".", "_").replace("/", "_") or "page"
-
-
-ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": either({"type": "string"}, NULL),
-                "code": either({"type": "string"}, NULL),
-            },
-        }
-    },
-}
-ANTHROPIC_ERROR: Schema = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
 
 
 @cache
