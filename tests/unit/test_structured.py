@@ -334,6 +334,11 @@ def test_a_constraint_that_cannot_be_compiled_is_refused_at_submit_and_the_loop_
     assert run(None)[1].reason is FinishReason.LENGTH
 
 
+def test_a_bare_schema_is_not_taken_for_a_constraint() -> None:
+    with pytest.raises(RequestError, match=r"engine\.structured\.constraint"):
+        SamplingParams(constraint={"type": "object"})  # type: ignore[arg-type]
+
+
 def test_a_preempted_answer_goes_on_in_its_grammar() -> None:
     loop, scheduler, _ = fake_loop(
         num_blocks=8, max_num_seqs=4, block_size=2, max_model_len=16, watermark=0.0, reserve=0.0

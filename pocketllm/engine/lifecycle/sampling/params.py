@@ -122,6 +122,11 @@ class SamplingParams:
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 raise RequestError(f"{name}={count} must be between 0 and {MAX_LOGPROBS}", param=name)
+        if not isinstance(self.constraint, Constraint | None):
+            raise RequestError(
+                f"constraint is {type(self.constraint).__name__}, not what engine.structured.constraint makes of a schema",
+                param="constraint",
+            )
         self._check_lengths()
         self._check_mirostat()
         for name, (most, longest) in TEXTS.items():
