@@ -124,7 +124,7 @@ class SamplingParams:
                 raise RequestError(f"{name}={count} must be between 0 and {MAX_LOGPROBS}", param=name)
         if not isinstance(self.constraint, Constraint | None):
             raise RequestError(
-                f"constraint is {type(self.constraint).__name__}, not what engine.structured.constraint makes of a schema",
+                f"constraint is a {type(self.constraint).__name__}: make it with engine.structured.constraint",
                 param="constraint",
             )
         self._check_lengths()
