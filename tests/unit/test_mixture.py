@@ -1,5 +1,6 @@
 """A mixture of experts on the reference backend: routes, weights and sums against numpy, token by token."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from pocketllm.engine.backends.api.ops import Experts, Gating, Projection, Routing
 from pocketllm.engine.backends.reference.mixture import route
 from pocketllm.engine.backends.reference.ops import ReferenceOps
+from tests.native import cpu_ops
 
 NUM_EXPERTS, WIDTH, INNER = 6, 20, 12
 ROUTINGS = {
@@ -100,3 +102,31 @@ def test_no_rows_give_none() -> None:
     layer, _ = experts(ops, ROUTINGS["softmax, normalized"])
 
     assert ops.mixture(torch.empty(0, WIDTH), layer).shape == (0, WIDTH)
+
+
+# -- other backends ----------------------------------------------------------------------------------------------------
+GROUPED = {
+    "best of a group": Routing(2, Gating.SOFTMAX, normalized=False, num_groups=3, num_groups_used=1),
+    "best two of a group, biased": Routing(
+        3, Gating.SIGMOID, normalized=True, scale=2.5, num_groups=3, num_groups_used=2, best_of_group=2,
+        bias=torch.tensor([0.0, 0.4, -0.3, 0.2, 0.5, 0.0]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("routing", GROUPED.values(), ids=GROUPED.keys())
+def test_a_native_mixture_keeps_to_groups(routing: Routing) -> None:
+    native = cpu_ops(activation_dtype="float32", kv_dtype="float32")
+    if not hasattr(native, "mixture"):
+        pytest.skip("backend-lacks-family: cpu has no mixture of experts")
+    x, reference = normal(40, WIDTH, seed=9), ReferenceOps()
+    layer, matrices = experts(reference, routing)
+    gate, up, down = (native.load_experts(m.view(np.uint8).reshape(-1), "F32", m.shape) for m in matrices[1:])
+    router = Projection(native.load_matrix(matrices[0].view(np.uint8).reshape(-1), "F32", matrices[0].shape))
+    bias = None if routing.bias is None else native.load_vector(routing.bias.numpy())
+    got = np.asarray(native.mixture(x, Experts(router, gate, up, down, replace(routing, bias=bias))))
+
+    ungrouped = replace(layer, routing=replace(routing, num_groups=1, num_groups_used=1))
+    expected = reference.mixture(torch.from_numpy(x), layer).numpy()
+    assert not np.allclose(reference.mixture(torch.from_numpy(x), ungrouped).numpy(), expected, atol=1e-2)
+    assert np.allclose(got, expected, rtol=1e-4, atol=1e-4)
