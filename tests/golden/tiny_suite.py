@@ -110,7 +110,7 @@ def record_family(architecture: str, out: Path) -> Iterator[str]:
             with engine:
                 stop = stop or stop_of(engine, path)
                 yield f"{architecture} on {backend}: smallest margin {record_on(engine, root, cases(stop)):.2g} nat"
-        for folder in root.iterdir():
+        for folder in root.iterdir() if root.is_dir() else ():
             shutil.rmtree(out / folder.name, ignore_errors=True)
             shutil.copytree(folder, out / folder.name)
 

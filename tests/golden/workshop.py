@@ -75,16 +75,16 @@ def words(report: Report) -> dict[str, str]:
 
 
 def stop_string(engine: Engine, prompt: str, max_tokens: int) -> str:
-    """A text that two neighboring tokens of the answer make together, and that is nowhere before them."""
+    """A text that two neighboring tokens of the answer make together, and that is nowhere whole before them."""
     from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 
     # no `with`: the engine is still needed
     [result] = LLM.from_engine(engine).generate(prompt, SamplingParams(max_tokens=max_tokens, **GREEDY))
     decode, ids = engine.tokenizer.decode, result.token_ids
-    for count in range(3, len(ids)):
+    for count in range(1, len(ids)):
         before, after = decode(ids[:count], continues=True), decode(ids[: count + 1], continues=True)
         stop = before[-2:] + after[len(before) :][:2]
         is_plain = stop.isascii() and stop.isprintable() and len(stop) > 2 and after.startswith(before)
-        if is_plain and after.find(stop) == len(before) - 2:
+        if is_plain and after.find(stop) < len(before) < after.find(stop) + len(stop):
             return stop
     raise AssertionError(f"no stop string in {result.text!r}")
