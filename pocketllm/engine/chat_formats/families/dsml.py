@@ -43,14 +43,14 @@ def body(lark: Lark, tool: Tool) -> str:
     return " ".join(parts)
 
 
-def made(name: str, block: str) -> ChatFormat:
-    """The format with one name of the block."""
+def made(name: str, block: str, *signs: str) -> ChatFormat:
+    """The format with one name of the block; signs: what tells it from the other, templates keep MARK in a variable."""
     begin: Callable[[str], str] = lambda tool: f'{INVOKE}{tool}">\n'  # noqa: E731
     # the trigger begins with the token: what stands before that cannot be told from other text
     trigger = f"{MARK}{block}>"
     spelling = Spelling(begin, f"</{MARK}invoke>\n", body, f"<{trigger}\n", "", f"</{trigger}", trigger)
-    return ChatFormat(name, (f"{MARK}{block}",), read, spelling, marks=(MARK,))
+    return ChatFormat(name, (MARK, *signs), read, spelling, marks=(MARK,))
 
 
-FORMAT = made("deepseek_v32", "function_calls")
+FORMAT = made("deepseek_v32", "function_calls", "function_calls>")
 FORMAT_V4 = made("deepseek_v4", "tool_calls")
