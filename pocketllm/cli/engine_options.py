@@ -151,6 +151,52 @@ MaxQueuedRequests = Annotated[
     ),
 ]
 
+SAMPLING_PANEL = "Sampling, more of it"
+"""Of `generate`: the fields of SamplingParams that are rarely needed."""
+
+TypicalP = Annotated[
+    float, typer.Option(help="Keep tokens of average surprise, up to this mass.", rich_help_panel=SAMPLING_PANEL)
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(help="Divide logits of tokens of prompt and answer; 1 does nothing.", rich_help_panel=SAMPLING_PANEL),
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Take off a logit for each time its token was generated.", rich_help_panel=SAMPLING_PANEL)
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Take off logits of tokens that were generated.", rich_help_panel=SAMPLING_PANEL)
+]
+DryMultiplier = Annotated[
+    float,
+    typer.Option(
+        help="Penalize going on with a repetition, growing with its length; 0 is off.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+XtcProbability = Annotated[
+    float,
+    typer.Option(
+        help="How often all likely tokens but the least likely one are left out.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+XtcThreshold = Annotated[
+    float, typer.Option(help="From where a token is likely to XTC.", rich_help_panel=SAMPLING_PANEL)
+]
+Mirostat = Annotated[
+    int,
+    typer.Option(help="2 keeps the surprise near --mirostat-tau, in place of filters.", rich_help_panel=SAMPLING_PANEL),
+]
+MirostatTau = Annotated[
+    float, typer.Option(help="Bits of surprise that mirostat aims at.", rich_help_panel=SAMPLING_PANEL)
+]
+MinTokens = Annotated[
+    int, typer.Option(help="Tokens before which nothing ends the answer.", rich_help_panel=SAMPLING_PANEL)
+]
+BadWord = Annotated[
+    list[str] | None,
+    typer.Option(help="Text that the answer does not hold; repeatable.", rich_help_panel=SAMPLING_PANEL),
+]
+
 
 def engine_options(**flags: Any) -> "EngineOptions":
     """EngineOptions from flags by option name (None: not given), then environment, project file and defaults.

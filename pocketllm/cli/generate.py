@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketllm.cli import engine_options as more
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
@@ -104,6 +105,17 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end token.", rich_help_panel=SAMPLING)
     ] = False,
+    typical_p: more.TypicalP = 1.0,
+    repetition_penalty: more.RepetitionPenalty = 1.0,
+    frequency_penalty: more.FrequencyPenalty = 0.0,
+    presence_penalty: more.PresencePenalty = 0.0,
+    dry_multiplier: more.DryMultiplier = 0.0,
+    xtc_probability: more.XtcProbability = 0.0,
+    xtc_threshold: more.XtcThreshold = 0.1,
+    mirostat: more.Mirostat = 0,
+    mirostat_tau: more.MirostatTau = 5.0,
+    min_tokens: more.MinTokens = 0,
+    bad_word: more.BadWord = None,
     json_schema: Annotated[
         Path | None,
         typer.Option("--json-schema", help="Hold the answer to this file's JSON schema.", rich_help_panel=FORM),
@@ -151,6 +163,17 @@ def generate(
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        dry_multiplier=dry_multiplier,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+        mirostat=mirostat,
+        mirostat_tau=mirostat_tau,
+        min_tokens=min_tokens,
+        bad_words=tuple(bad_word or ()),
         seed=seed,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,

@@ -67,21 +67,27 @@ def test_pydantic_ai_runs_an_agent_and_streams_one(tiny_server: Served) -> None:
     assert list(streamed.stream_text())[-1] == result.output
 
 
+SAMPLED = {"temperature": 1.2, "seed": 4, "repetition_penalty": 1.3, "dry_multiplier": 0.8, "min_tokens": 20}
+
+
 @pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, SAMPLED, {"mirostat": 2, "seed": 1}], ids=len)
 def test_generate_gives_the_ids_and_tokens_of_the_server(
-    tiny_server: Served, tiny_gguf: Path, system: str | None
+    tiny_server: Served, tiny_gguf: Path, system: str | None, sampling: dict[str, Any]
 ) -> None:
     from typer.testing import CliRunner
 
     from pocketllm.cli.main import app
 
     words = ["generate", "--model", str(tiny_gguf), "--threads", "1", "--chat", "Say something. <|im_end|>", "--json"]
+    sampling = {"temperature": 1.0} | sampling
+    words += [word for name, value in sampling.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     told = CliRunner().invoke(app, [*words, "-n", "20", *(["--system", system] if system else [])])
     assert told.exit_code == 0, told.stderr
     local = json.loads(told.stdout)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": "Say something. <|im_end|>"})
-    body = {"messages": messages, "temperature": 0, "max_tokens": 20, "return_token_ids": True}
+    body = {"messages": messages, "max_tokens": 20, "return_token_ids": True} | sampling
     [choice] = tiny_server.post("/v1/chat/completions", **body).json()["choices"]
 
     assert local["prompt_token_ids"] == choice["prompt_token_ids"]
