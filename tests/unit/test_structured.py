@@ -5,6 +5,8 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.engine.structured.matcher import Matcher
 from pocketllm.engine.structured.worker import MaskWorker
 from pocketllm.errors import ConstraintError, RequestError
-from tests.byte_vocabulary import ByteTokenizer
+from tests.byte_vocabulary import WORDS, ByteTokenizer
 from tests.fake_model import fake_loop
 
 TREE = {
@@ -332,6 +334,24 @@ def test_a_constraint_that_cannot_be_compiled_is_refused_at_submit_and_the_loop_
 
     assert loop.stats().num_rejected == 1
     assert run(None)[1].reason is FinishReason.LENGTH
+
+
+def test_a_tokenizer_that_fails_and_a_library_that_panics_end_one_request_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(ByteTokenizer):
+        def encode_inside(self, text: str) -> list[int]:
+            raise RuntimeError("a bug")
+
+    forced = GrammarCompiler(Failing()).matcher(constraint.regex("abc"))  # type: ignore[arg-type]  # a fake
+    assert np.flatnonzero(forced.allowed()).tolist() == [256 + WORDS.index("ab")]
+
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    matcher = COMPILER.matcher(constraint.regex("[ab]+"))
+    monkeypatch.setattr(matcher, "_automaton", SimpleNamespace(unsafe_compute_mask_ptr=Mock(side_effect=panic())))
+    MaskWorker().prefetch([matcher])
+    with pytest.raises(ConstraintError, match="library failed"):
+        matcher.allowed()
 
 
 def test_a_bare_schema_is_not_taken_for_a_constraint() -> None:

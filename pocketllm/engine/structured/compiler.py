@@ -1,5 +1,6 @@
 """Compiles constraints over one tokenizer's vocabulary, within bounds, and keeps what it compiled."""
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +17,8 @@ from pocketllm.errors import ConstraintError, RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
 
 MAX_KEPT = 64
 """Compiled constraints that are kept, the last used ones."""
@@ -151,7 +154,7 @@ class TokenTable:
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text; those of its bytes, the longest first, where the tokenizer would change it."""
         data = beginning(text.encode() if isinstance(text, str) else text)
-        with suppress(UnicodeDecodeError):
+        with suppress(Exception):  # half a character, or a text that the tokenizer refuses: nothing may be raised here
             ids = self._tokenizer.encode_inside(data.decode())
             if b"".join(self.tokens[one] for one in ids) == data:
                 return ids
@@ -193,6 +196,9 @@ def refusal(constraint: Constraint, reason: str) -> RequestError:
     told = next(
         (line.removeprefix("error: ") for line in lines if line.startswith("error:")), lines[0] if lines else "?"
     )
+    if told.startswith("panic"):
+        log.error("llguidance failed on a %s: %s", constraint.kind, reason)
+        told = "the compiler failed on it; the log says how"
     if "coerce_one_of" in told:
         told = "the branches of a oneOf overlap, which is not supported: use anyOf"
     told = told if len(told) <= MAX_REASON else told[:MAX_REASON] + "…"

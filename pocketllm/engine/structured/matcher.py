@@ -52,7 +52,13 @@ class Matcher:
     def compute(self) -> None:
         """Find which tokens may come next. Microseconds to a millisecond, without the interpreter lock."""
         bits, automaton = self._bits, self._automaton
-        automaton.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        try:
+            automaton.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        except BaseException as error:
+            # a panic of the library is no Exception, and would end the thread that it comes out on
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            raise ConstraintError("the grammar could not be followed: its library failed") from error
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
         # in a state of error the mask names the end tokens: what it says counts only where the grammar agrees
         may_end = automaton.is_accepting() and not automaton.is_error()
