@@ -80,6 +80,7 @@ def test_every_absent_key_is_named_at_once(architecture: str) -> None:
         ("nextn_predict_layers", 0.5, "metadata key {}.nextn_predict_layers is 0.5: it must be a whole number, or 0"),
         ("block_count", 2**32 - 1, "{}.block_count=4294967295, but there are"),
         ("expert_gating_func", 4, "metadata key {}.expert_gating_func is 4: it must be 1 for softmax or 2 for sigmoid"),
+        ("expert_weights_norm", 1, "metadata key {}.expert_weights_norm is 1: it must be true or false"),
         ("expert_used_count", 9, "metadata key {}.expert_used_count is 9: there are only 8 experts"),
         ("expert_group_count", 3, "8 experts cannot form 3 equal groups with 3 of them used ({}.expert_group_count"),
         ("expert_group_used_count", 2, "8 experts cannot form 1 equal groups with 2 of them used ("),

@@ -68,6 +68,13 @@ class HeaderReader:
             return self._problem(name, value, "it must be a number above 0")
         return float(value)
 
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.metadata.get(f"{self.architecture}.{name}", default)
+        if not isinstance(value, bool | np.bool_):
+            self._problem(name, value, "it must be true or false")
+        return bool(value) if isinstance(value, bool | np.bool_) else default
+
     def has(self, name: str) -> bool:
         """Whether the key is there."""
         return f"{self.architecture}.{name}" in self.metadata

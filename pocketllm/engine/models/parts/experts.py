@@ -10,7 +10,7 @@ from typing import Any
 
 from pocketllm.engine.backends.api.ops import Experts, Gating, Norm, Ops, Projection, Routing, Tensor
 from pocketllm.engine.models.blocks import Binder, Shapes
-from pocketllm.engine.models.header import HeaderReader, short
+from pocketllm.engine.models.header import HeaderReader, short, whole_number
 
 GATINGS = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 """By `expert_gating_func`."""
@@ -50,7 +50,7 @@ def read_mixture(header: HeaderReader, hidden: int, gating: int = 1, normalized:
         intermediate=intermediate,
         shared_intermediate=header.count_or_none("expert_shared_count") * intermediate,
         gating=read_gating(header, gating),
-        normalized=bool(header.metadata.get(f"{header.architecture}.expert_weights_norm", normalized)),
+        normalized=header.flag("expert_weights_norm", normalized),
         scale=header.positive("expert_weights_scale", 1.0),
         num_groups=num_groups,
         num_groups_used=header.count("expert_group_used_count", num_groups),
@@ -63,10 +63,11 @@ def read_gating(header: HeaderReader, default: int) -> Gating:
     """What makes scores of a router's logits."""
     name = f"{header.architecture}.expert_gating_func"
     value = header.metadata.get(name, default)
-    if value not in GATINGS:
+    gating = GATINGS.get(whole_number(value) or 0)
+    if gating is None:
         header.problems.append(f"metadata key {name} is {short(value)}: it must be 1 for softmax or 2 for sigmoid")
         return Gating.SOFTMAX
-    return GATINGS[value]
+    return gating
 
 
 def bad_groups(family: str, shape: MixtureShape) -> list[str]:
