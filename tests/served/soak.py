@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,9 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, with the memory as a few figures."""
         memory = {"first": self.rss_mib[:1], "last": self.rss_mib[-1:], "max": max(self.rss_mib, default=None)}
-        return asdict(self) | {"rss_mib": memory, "rss_growth": round(self.rss_growth, 4), "faults": self.faults[:50]}
+        counts = {"kinds": dict(self.kinds), "statuses": dict(self.statuses), "num_faults": len(self.faults)}
+        told = {"rss_mib": memory, "rss_growth": round(self.rss_growth, 4), "faults": self.faults[:50]}
+        return vars(self) | counts | told
 
 
 class Client:

@@ -1,6 +1,7 @@
 """The soak in small: a few seconds in every run, a minute against a process of its own in the full one."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_three_seconds_of_random_clients_leave_nothing_behind(tiny_gguf: Path) -
     assert outcome.kv_usage_at_end == outcome.running_at_end == 0
     assert set(outcome.kinds) == {"stream", "whole", "leave", "cancel", "bad", "other_address"}
     assert set(outcome.statuses) <= {200, 400, 404, 413}
+    assert json.loads(json.dumps(outcome.as_dict()))["num_faults"] == 0
 
 
 def test_a_soak_calls_a_leak_and_a_server_that_grows_by_name() -> None:
