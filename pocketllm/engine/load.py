@@ -12,7 +12,7 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
-from pocketllm.engine.models.contract import Model, states_in
+from pocketllm.engine.models.contract import Model, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
 from pocketllm.engine.plan import EnginePlan, backend_options, gib, make_plan, plan_first
@@ -50,13 +50,17 @@ class Engine:
         spec, limits, ops = self.model.kv_spec, self.plan.limits, self.backend.ops
         cache = spec.allocate(ops, limits.num_blocks, limits.block_size, limits.num_state_slots)
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
-        states = states_in(spec, cache)
+        states, paged = states_in(spec, cache), paged_in(spec, cache)
 
         def copy_states(sources: Int32Array, targets: Int32Array) -> None:
             for some in states:
                 ops.copy_states(some, sources, targets)
 
-        runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states)
+        def copy_blocks(sources: Int32Array, targets: Int32Array) -> None:
+            for some in paged:
+                ops.copy_blocks(some, sources, targets)
+
+        runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
         steps = SlowedRunner(runner, delay) if delay else runner

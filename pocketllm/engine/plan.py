@@ -35,6 +35,8 @@ class Limits:
     """Whether full blocks are found again by the tokens they hold."""
     num_state_slots: int = 0
     """Recurrent states that there is room for, of running requests and snapshots; 0 for a model that has none."""
+    keeps_prompt_ends: bool = False
+    """Whether a prompt that is repeated whole computes nothing, of a model with recurrent states."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def make_plan(
         kv_bytes=memory.num_blocks * options.block_size * per_token,
         state_bytes=states,
         scratch_bytes=scratch.of(memory.max_model_len),
-        limits=make_limits(options, memory, num_state_slots(options, spec)),
+        limits=make_limits(options, memory, num_state_slots(options, spec), "copy_blocks" in capability.ops),
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
@@ -326,7 +328,7 @@ def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
     return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
 
 
-def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int) -> Limits:
+def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int, copies_blocks: bool) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -340,6 +342,7 @@ def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int
         max_queued_requests=options.max_queued_requests,
         prefix_cache=options.prefix_cache,
         num_state_slots=num_state_slots,
+        keeps_prompt_ends=bool(num_state_slots) and options.prefix_cache and copies_blocks,
     )
 
 

@@ -251,6 +251,21 @@ def test_eight_requests_together_get_the_tokens_that_each_gets_alone(name: str) 
     assert num_preemptions > 0
 
 
+@pytest.mark.parametrize("name", [*HYBRIDS, "qwen4_exp_text"])
+def test_a_prompt_repeated_whole_computes_nothing_and_changes_no_token_and_no_logprob(name: str) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2)
+    prompt = list(range(20, 57))
+    with LLM(str(ORACLES / f"{name}.gguf"), **OPTIONS) as llm:
+        [cold] = llm.generate([prompt], params)
+        before = llm.engine.loop.stats().num_step_tokens
+        [warm] = llm.generate([prompt], params)
+        num_computed = llm.engine.loop.stats().num_step_tokens - before
+
+    assert warm.usage.cached_tokens == 37
+    assert num_computed == 11  # tokens of the answer, the last of which is drawn and never computed
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_conversation_that_goes_on_from_a_snapshot_changes_no_token(name: str) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)

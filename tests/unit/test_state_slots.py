@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +25,19 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
 
 @dataclass
 class RecurrentModel:
-    """Its logits come from a state that runs over the tokens, kept in the request's slot and nowhere else."""
+    """Its logits come from a state that runs over the tokens, kept in the request's slot and nowhere else.
+
+    It keeps tokens in the paged cache too, and looks whether what lies there is what its state came from.
+    """
 
     num_slots: int
+    num_blocks: int
     fail_at: set[int] = field(default_factory=set)
     num_calls: int = 0
 
     def __post_init__(self) -> None:
         self.states = np.arange(-self.num_slots, 0, dtype=np.int64)  # anything
+        self.cache = np.full((self.num_blocks, BLOCK), -1, np.int64)
 
     def forward(self, batch: ForwardBatch) -> npt.NDArray[np.float32]:
         self.num_calls += 1
@@ -42,22 +48,38 @@ class RecurrentModel:
         rows = []
         for seq, slot in enumerate(batch.state_slots):
             first, last = batch.query_start_loc[seq], batch.query_start_loc[seq + 1]
-            state = 1 if batch.seq_lens[seq] == last - first else int(self.states[slot])
+            start = int(batch.seq_lens[seq] - (last - first))
+            state = 1 if start == 0 else int(self.states[slot])
+            assert state == state_after(self.cache[batch.block_table[seq]].ravel()[:start].tolist())
+            self.cache.ravel()[batch.slot_mapping[first:last]] = batch.input_ids[first:last]
             for token in range(first, last):
                 state = next_state(state, int(batch.input_ids[token]))
                 rows.append(logits_of(state))
             self.states[slot] = state
         return np.array([rows[row] for row in batch.logit_rows], np.float32).reshape(-1, VOCAB_SIZE)
 
+    def copy_blocks(self, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self.cache[target] = self.cache[source]
+
     def copy(self, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         for source, target in zip(sources, targets, strict=True):
             self.states[target] = self.states[source]
 
 
+def state_after(token_ids: list[int]) -> int:
+    state = 1
+    for token_id in token_ids:
+        state = next_state(state, token_id)
+    return state
+
+
 def recurrent_loop(num_slots: int = 8, **changes: Any) -> tuple[EngineLoop, Scheduler, RecurrentModel]:
-    scheduler = Scheduler(limits(num_state_slots=num_slots, **changes), VOCAB_SIZE)
-    model = RecurrentModel(num_slots)
-    runner = Runner(model.forward, lambda hidden: hidden, BLOCK, lambda x, rows: x[rows], model.copy)
+    some = limits(num_state_slots=num_slots, **changes)
+    scheduler = Scheduler(some, VOCAB_SIZE)
+    model = RecurrentModel(num_slots, some.num_blocks)
+    take = lambda x, rows: x[rows]  # noqa: E731  # as a backend's operation
+    runner = Runner(model.forward, lambda hidden: hidden, BLOCK, take, model.copy, model.copy_blocks)
     return EngineLoop(scheduler, runner, FakeTokenizer()), scheduler, model
 
 
@@ -173,6 +195,53 @@ def test_what_a_failed_step_left_in_states_comes_back_in_no_answer() -> None:
     assert answer(loop, "c", PROMPT).num_cached_tokens == 0
 
 
+# -- the ends of prompts
+@pytest.mark.parametrize("length", [18, 16, 3])
+def test_a_prompt_that_is_repeated_whole_computes_nothing(length: int) -> None:
+    loop, scheduler, model = recurrent_loop(keeps_prompt_ends=True)
+    answer(loop, "a", PROMPT[:length])
+    before = model.num_calls
+    again = answer(loop, "b", PROMPT[:length], 1)
+
+    assert (again.num_cached_tokens, model.num_calls) == (length, before)
+    assert answer(loop, "c", PROMPT[:length], 20).num_cached_tokens == length
+    assert scheduler.states is not None
+    assert (scheduler.pool.num_used, scheduler.states.pool.num_used) == (0, 0)
+
+
+def test_an_end_is_kept_for_its_own_prompt_alone() -> None:
+    loop, _, model = recurrent_loop(keeps_prompt_ends=True)
+    answer(loop, "a", PROMPT)
+    before = model.num_calls
+    for name, prompt in (("b", PROMPT[:17]), ("c", [*PROMPT, 3]), ("d", [*PROMPT[:17], 9])):
+        answer(loop, name, prompt, 1)
+
+    assert model.num_calls >= before + 3
+
+
+def test_a_request_that_begins_at_an_end_goes_on_beside_others() -> None:
+    loop, _, _ = recurrent_loop(keeps_prompt_ends=True)
+    answer(loop, "a", PROMPT, 1)
+    prompts = [PROMPT, [*PROMPT, 1, 2, 3], PROMPT, PROMPT[:5]]
+    events = [submit(loop, str(number), prompt, 9) for number, prompt in enumerate(prompts)]
+    finish(loop)
+
+    for some, prompt in zip(events, prompts, strict=True):
+        assert check(some, prompt).num_output_tokens == 9
+
+
+def test_an_end_is_forgotten_with_the_rest_and_after_a_failed_step() -> None:
+    loop, _, model = recurrent_loop(keeps_prompt_ends=True)
+    answer(loop, "a", PROMPT)
+    loop.reset_prefix_cache()
+    assert answer(loop, "b", PROMPT).num_cached_tokens == 0
+    model.fail_at = {model.num_calls + 1}
+    submit(loop, "c", PROMPT[::-1])
+    finish(loop)
+
+    assert answer(loop, "d", PROMPT).num_cached_tokens == 0
+
+
 # -- width and preemption
 def test_requests_that_are_preempted_give_the_tokens_they_give_alone() -> None:
     loop, scheduler, _ = recurrent_loop(num_blocks=14, reserve=0.0)
@@ -197,7 +266,7 @@ def test_every_running_request_advances_in_every_step_however_others_are_cut() -
             assert request.num_computed_tokens > before.get(request, -1)
 
 
-PROMPTS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=30)
+PROMPTS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=8) | st.lists(st.just(1), min_size=1, max_size=30)
 
 
 @settings(max_examples=60)
@@ -208,6 +277,7 @@ PROMPTS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=30)
     num_blocks=st.integers(16, 40),
     chunk=st.sampled_from([3, 4, 8, 16]),
     reserve=st.sampled_from([0.0, 1.0]),
+    ends=st.booleans(),
     cancelled=st.sets(st.integers(0, 8), max_size=2),
 )
 def test_any_load_gets_the_answers_that_each_request_gets_alone(
@@ -217,10 +287,16 @@ def test_any_load_gets_the_answers_that_each_request_gets_alone(
     num_blocks: int,
     chunk: int,
     reserve: float,
+    ends: bool,
     cancelled: set[int],
 ) -> None:
     loop, scheduler, _ = recurrent_loop(
-        width + spare, max_num_seqs=width, num_blocks=num_blocks, prefill_chunk=chunk, reserve=reserve
+        width + spare,
+        max_num_seqs=width,
+        num_blocks=num_blocks,
+        prefill_chunk=chunk,
+        reserve=reserve,
+        keeps_prompt_ends=ends,
     )
     events = []
     for number, (prompt, max_tokens, pause) in enumerate(prompts):

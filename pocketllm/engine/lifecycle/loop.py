@@ -298,9 +298,12 @@ class EngineLoop:
             self._counters.num_failed_steps += 1
             self._fail(schedule.num_tokens, f"the forward pass failed ({type(error).__name__})")
             return
-        self._count(schedule)
+        if schedule.total_tokens:
+            self._count(schedule)
         for request in self._scheduler.update(schedule):
             try:
+                if request in logits:
+                    self._scheduler.keep_end(request, logits[request])
                 self._advance(self._active[request.request_id], logits.get(request))
             except Exception as error:
                 is_known = isinstance(error, FloatingPointError | ConstraintError)

@@ -1,6 +1,7 @@
 """Runs one scheduled step through the model and hands each request its logits."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from pocketllm.engine.lifecycle.scheduler import Schedule
 
 LogitsRow = npt.NDArray[np.float32]
 """[vocab]"""
+Copier = Callable[[npt.NDArray[np.int32], npt.NDArray[np.int32]], None]
+"""Copies each source to its target, one after another."""
 
 LOGIT_ROWS_AT_ONCE = 128
 """Rows whose logits are held together: with a vocabulary of 256k tokens 128 rows are 128 MiB."""
@@ -24,8 +27,8 @@ class Runner:
     """A model's forward pass over its cache, and its head; knows nothing of why a request is run.
 
     forward: one flat batch → hidden states of its `logit_rows`, as the backend captured it; logits: the model's own;
-    take: the backend's `Ops.take`, for cutting many rows of hidden states into slices; copy_states: copies recurrent
-    states from slots to slots, of a model that has some.
+    take: the backend's `Ops.take`, for cutting many rows of hidden states into slices; copy_states and copy_blocks: of
+    a model with recurrent states, from slots to slots and from cache blocks to cache blocks.
     """
 
     def __init__(
@@ -34,13 +37,15 @@ class Runner:
         logits: Callable[[Tensor], Any],
         block_size: int,
         take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor],
-        copy_states: Callable[[npt.NDArray[np.int32], npt.NDArray[np.int32]], None] | None = None,
+        copy_states: Copier | None = None,
+        copy_blocks: Copier | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
         self._block_size = block_size
         self._take = take
         self._copy_states = copy_states
+        self._copy_blocks = copy_blocks
 
     def run(self, schedule: Schedule) -> dict[Request, LogitsRow]:
         """Compute one step; returns the logits of each request that catches up with it, in the schedule's order.
@@ -48,10 +53,18 @@ class Runner:
         Rows of requests that want prompt logits go into `request.prompt_logits` instead, and what others want to know
         of their prompt goes into `request.prompt_logprobs` as well.
         """
-        if schedule.state_copies:
-            assert self._copy_states is not None
-            sources, targets = np.array(schedule.state_copies, np.int32).T
-            self._copy_states(sources, targets)
+        for copies, copier in ((schedule.state_copies, self._copy_states), (schedule.block_copies, self._copy_blocks)):
+            if copies:
+                assert copier is not None
+                sources, targets = np.array(copies, np.int32).T
+                copier(sources, targets)
+        if schedule.ends:
+            computed = {request: count for request, count in schedule.num_tokens.items() if count}
+            known = dict(schedule.ends)
+            return {**known, **self._compute(replace(schedule, num_tokens=computed))} if computed else known
+        return self._compute(schedule)
+
+    def _compute(self, schedule: Schedule) -> dict[Request, LogitsRow]:
         forward_batch = batch.build(schedule, self._block_size)
         hidden = self._forward(forward_batch)
         owners = [

@@ -6,10 +6,12 @@ recomputation of a preempted request are all `num_computed_tokens` catching up w
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
 from pocketllm.engine.lifecycle.kv.prefix_cache import PrefixCache
+from pocketllm.engine.lifecycle.kv.prompt_ends import PromptEnds
 from pocketllm.engine.lifecycle.kv.state_slots import Copy, StateSlots
 from pocketllm.engine.lifecycle.request import Request, RequestState
 from pocketllm.engine.plan import Limits
@@ -26,6 +28,10 @@ class Schedule:
     preempted: tuple[Request, ...] = ()
     state_copies: tuple[Copy, ...] = ()
     """Copies of recurrent states to make before the step, one after another."""
+    block_copies: tuple[Copy, ...] = ()
+    """The same of cache blocks."""
+    ends: Mapping[Request, Any] = field(default_factory=dict)
+    """Logits of requests that compute 0 tokens, because an equal prompt was computed before."""
 
     @property
     def total_tokens(self) -> int:
@@ -44,9 +50,12 @@ class Scheduler:
         self.vocab_size = vocab_size
         self.pool = BlockPool(limits.num_blocks)
         self.states = StateSlots(limits.num_state_slots) if limits.num_state_slots else None
-        self.prefix_cache = (
-            PrefixCache(self.pool, limits.block_size, cache_seed, self.states) if limits.prefix_cache else None
-        )
+        self.ends: PromptEnds | None = None
+        if self.states is not None and limits.keeps_prompt_ends:
+            self.ends = PromptEnds(self.pool, self.states, limits.block_size, most=limits.max_num_seqs)
+        self.prefix_cache: PrefixCache | None = None
+        if limits.prefix_cache:
+            self.prefix_cache = PrefixCache(self.pool, limits.block_size, cache_seed, self.states, self.ends)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -120,9 +129,16 @@ class Scheduler:
         """Decide the next step and give its requests their blocks. Empty only when there is no work."""
         tokens: dict[Request, int] = {}
         preempted = self._schedule_running(tokens)
+        ends: dict[Request, Any] = {}
         if not preempted:  # or whoever lost its blocks would be back at once, through the prefix cache
-            self._admit(tokens)
-        return Schedule(tokens, tuple(preempted), self.states.take_copies() if self.states is not None else ())
+            self._admit(tokens, ends)
+        return Schedule(
+            tokens,
+            tuple(preempted),
+            state_copies=self.states.take_copies() if self.states is not None else (),
+            block_copies=self.ends.take_copies() if self.ends is not None else (),
+            ends=ends,
+        )
 
     def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
         preempted: list[Request] = []
@@ -154,20 +170,24 @@ class Scheduler:
         self.waiting.appendleft(request)
         return request
 
-    def _admit(self, tokens: dict[Request, int]) -> None:
+    def _admit(self, tokens: dict[Request, int], ends: dict[Request, Any]) -> None:
         budget = self.limits.max_num_batched_tokens - sum(tokens.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
-            self._take_cached(request)
-            if self._is_better_later(request) or not self._fits(request):
+            end = None if self.prefix_cache is None else self.prefix_cache.take_end(request)
+            if end is None:
+                self._take_cached(request)
+            if (end is None and self._is_better_later(request)) or not self._fits(request):
                 self._release(request)
                 return  # the head of the line waits, and nobody passes it
             self.waiting.popleft()
             self._count_cached(request)
+            count = 0 if end is not None else self._num_next(request, budget)
+            if end is not None:
+                ends[request] = end[1]
             if self.states is not None:
-                num_cached = len(request.block_ids)
-                self.states.open(request, request.block_keys[num_cached - 1] if num_cached else None)
-            count = self._num_next(request, budget)
+                known = request.block_keys[: len(request.block_ids)][-1:] if end is None else [end[0]]
+                self.states.open(request, known[0] if known else None)
             missing = self._missing_blocks(request, request.num_computed_tokens + count)
             request.block_ids += self.pool.allocate(missing)
             request.move_to(RequestState.RUNNING)
@@ -224,6 +244,11 @@ class Scheduler:
                 caught_up.append(request)
         return caught_up
 
+    def keep_end(self, request: Request, logits: Any) -> None:
+        """Keep what a request that has caught up with its prompt leaves, before it draws from these logits: [vocab]."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.keep_end(request, logits)
+
     def append(self, request: Request, token_id: int) -> None:
         """Add a request's next token."""
         assert len(request.output_token_ids) < request.max_output_tokens, request.request_id
@@ -239,6 +264,8 @@ class Scheduler:
             self.pool.forget(request.block_ids)
             if self.states is not None:
                 self.states.pool.forget_all()  # copies may not have been made
+            if self.ends is not None:
+                self.ends.forget_all()
         self._release(request)
         request.move_to(RequestState.FINISHED)
 

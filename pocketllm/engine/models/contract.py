@@ -123,6 +123,13 @@ def states_in(spec: CacheSpec, cache: KVCache) -> tuple[States, ...]:
     return tuple(own for part, own in zip(spec.parts, cache, strict=True) if isinstance(part, StateSpec))
 
 
+def paged_in(spec: CacheSpec, cache: KVCache) -> tuple[KVCache, ...]:
+    """The others: what lies in blocks."""
+    if not isinstance(spec, SeveralCaches):
+        return () if isinstance(spec, StateSpec) else (cache,)
+    return tuple(own for part, own in zip(spec.parts, cache, strict=True) if not isinstance(part, StateSpec))
+
+
 @dataclass(frozen=True)
 class ModelCapability:
     """What a family needs from a backend and can promise to a plan."""

@@ -328,6 +328,9 @@ class Ops(Protocol):
         a sequence that begins; it is left updated, in place.
         """
 
+    def copy_blocks(self, cache: KVCache, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy blocks of all layers of a paged cache in place, one after another in that order."""
+
     def copy_states(self, states: States, sources: Int32Array, targets: Int32Array) -> None:
         """Copy slots in place, one after another in that order: a target may be a later source."""
 

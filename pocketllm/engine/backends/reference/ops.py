@@ -250,6 +250,12 @@ class ReferenceOps:
     ) -> Tensor:
         return delta_rule(mixed, step, share, net, states.delta[layer], batch)
 
+    def copy_blocks(self, cache: PagedCache | mla.LatentCache, sources: Int32Array, targets: Int32Array) -> None:
+        layers = [*cache.keys, *cache.values] if isinstance(cache, PagedCache) else cache.rows
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            for kept in layers:
+                kept[target] = kept[source]
+
     def copy_states(self, states: StateSlots, sources: Int32Array, targets: Int32Array) -> None:
         copy_slots(states, sources.tolist(), targets.tolist())
 

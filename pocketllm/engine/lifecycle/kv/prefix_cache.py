@@ -8,8 +8,10 @@ geometry and a request's salt. Only full blocks are shared, and a shared block i
 from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
+from typing import Any
 
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool
+from pocketllm.engine.lifecycle.kv.prompt_ends import PromptEnds
 from pocketllm.engine.lifecycle.kv.state_slots import StateSlots
 from pocketllm.engine.lifecycle.request import Request
 
@@ -19,14 +21,22 @@ KEY_BYTES = 16
 class PrefixCache:
     """The blocks of a pool by the tokens they hold.
 
-    seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache); states: of a model
-    that has recurrent states. Counts are in tokens and of admissions only: what was asked for, and how much of it was
-    there.
+    seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache); states and ends: of
+    a model that has recurrent states. Counts are in tokens and of admissions only: what was asked for, and how much of
+    it was there.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, seed: bytes, states: StateSlots | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        seed: bytes,
+        states: StateSlots | None = None,
+        ends: PromptEnds | None = None,
+    ) -> None:
         self._pool = pool
         self._states = states
+        self.ends = ends
         self._block_size = block_size
         self._seed = seed
         self._num_resets = 0
@@ -52,6 +62,29 @@ class PrefixCache:
         while blocks and self._states is not None and not self._states.can_restore(request.block_keys[len(blocks) - 1]):
             blocks.pop()
         return blocks
+
+    def take_end(self, request: Request) -> tuple[bytes, Any] | None:
+        """Give a request all that an equal prompt has left, so that nothing of it is computed.
+
+        Returns the key of its state and the logits behind its prompt; None where something of it is not there.
+        """
+        if self.ends is None or request.is_scored or request.output_token_ids:
+            return None
+        key = self._end_key(request)
+        logits = self.ends.find(request, key)
+        num_full = len(request.prompt_token_ids) // self._block_size
+        blocks = [self._pool.find(self._key(request, index)) for index in range(num_full)]
+        found = [block for block in blocks if block is not None]
+        if logits is None or len(found) < num_full or not self.ends.take(request, key, found):
+            return None
+        request.num_kept_blocks = num_full
+        request.num_computed_tokens = len(request.prompt_token_ids)
+        return key, logits
+
+    def keep_end(self, request: Request, logits: Any) -> None:
+        """Keep what a request leaves that has computed its prompt and drawn nothing yet."""
+        if self.ends is not None and not request.output_token_ids:
+            self.ends.keep(request, self._end_key(request), logits)
 
     def is_worth_waiting(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a running request is about to compute half or more of what the request, with its blocks, still needs.
@@ -105,6 +138,8 @@ class PrefixCache:
         self._pool.forget_all()
         if self._states is not None:
             self._states.pool.forget_all()
+        if self.ends is not None:
+            self.ends.forget_all()
         # what runs goes on filling blocks: their keys continue a chain that no new request begins
         self._num_resets += 1
 
@@ -116,6 +151,13 @@ class PrefixCache:
             parent = keys[-1] if keys else self._root(request.cache_salt)
             keys.append(blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest())
         return keys[index]
+
+    def _end_key(self, request: Request) -> bytes:
+        """Of a whole prompt; no key of a block, whatever its length."""
+        num_full, _ = divmod(len(request.prompt_token_ids), self._block_size)
+        parent = self._key(request, num_full - 1) if num_full else self._root(request.cache_salt)
+        rest = array("i", request.token_ids(num_full * self._block_size, len(request.prompt_token_ids)))
+        return blake2b(parent + rest.tobytes() + b"end", digest_size=KEY_BYTES).digest()
 
     def _root(self, salt: str | None) -> bytes:
         text = repr((self._seed, self._block_size, self._num_resets, salt))
