@@ -42,13 +42,13 @@ def reference() -> ReferenceOps:
 @pytest.fixture(autouse=True)
 def outputs_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a value that is not written is seen."""
-    from pocketllm.engine.backends.cpu import ops
+    from pocketllm.engine.backends.cpu import recorder
 
-    class Poisoned(ops.Result):
+    class Poisoned(recorder.Result):
         def __init__(self, *_: Any) -> None:
             self.fill(np.nan)
 
-    monkeypatch.setattr(ops, "Result", Poisoned)
+    monkeypatch.setattr(recorder, "Result", Poisoned)
 
 
 def load(ops: Ops, matrix: Array) -> Any:

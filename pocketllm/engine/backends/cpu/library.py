@@ -16,7 +16,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import MachineError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
-ABI_VERSION = 1
+ABI_VERSION = 2
 """kAbiVersion in native/runtime/abi.h."""
 NOTE = "native_build.txt"
 """What came of the build, beside the library."""
@@ -31,6 +31,7 @@ class Step(ctypes.Structure):
         ("num_logit_rows", c_int32),
         ("num_sequences", c_int32),
         ("table_width", c_int32),
+        ("num_state_slots", c_int32),
         *(
             (name, c_void_p)
             for name in (
@@ -41,6 +42,7 @@ class Step(ctypes.Structure):
                 "block_table",
                 "slot_mapping",
                 "logit_rows",
+                "state_slots",
             )
         ),
     )
@@ -55,7 +57,50 @@ class ProjectionPlan(ctypes.Structure):
 class AttentionPlan(ctypes.Structure):
     """native/runtime/phases/phases.h, `AttentionPlan`."""
 
-    _fields_ = (("num_heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float))
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "window")),
+        *((name, c_float) for name in ("scale", "softcap")),
+        ("sinks", c_void_p),
+    )
+
+
+class MixturePlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `MixturePlan`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("gate", "up", "down", "bias")),
+        *((name, c_int32) for name in ("num_experts", "num_used", "gating", "normalized")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("num_groups", "num_groups_used", "best_of_group")),
+        *((name, c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
+        *((name, c_float) for name in ("slope", "limit")),
+    )
+
+
+class StatePlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `StatePlan`."""
+
+    _fields_ = (("states", c_void_p), ("slot_floats", c_int64), ("num_slots", c_int32))
+
+
+class DeltaPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `DeltaPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "is_tiled")),
+        ("eps", c_float),
+        *((name, c_void_p) for name in ("rate", "time_bias")),
+    )
+
+
+class StreamsPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `StreamsPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_streams", "iterations")),
+        *((name, c_float) for name in ("eps", "clamp")),
+        *((name, c_void_p) for name in ("scale", "base")),
+    )
 
 
 PHASES = {
@@ -68,6 +113,20 @@ PHASES = {
     "attend": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_void_p),
     "elementwise": (c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p),
     "take": (c_void_p, c_int32, c_void_p),
+    "mixture": (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(MixturePlan), c_void_p),
+    "project_heads": (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p),
+    "store_latent": (c_void_p, c_int32, c_void_p, c_int32, c_void_p),
+    "attend_latent": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_int32, c_void_p, c_void_p),
+    "layer_norm": (c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_float, c_void_p),
+    "scale": (c_int32, c_void_p, c_int32, c_float, c_void_p),
+    "gate_rows": (c_void_p, c_int32, c_void_p, c_void_p),
+    "hadamard": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p),
+    "causal_conv": (c_void_p, c_int32, c_void_p, c_int32, c_int32, POINTER(StatePlan), c_void_p),
+    "gated_delta": (c_void_p, c_int32, c_void_p, c_void_p, POINTER(DeltaPlan), POINTER(StatePlan), c_void_p),
+    "open_streams": (c_void_p, c_int32, c_int32, c_void_p),
+    "read_streams": (c_void_p, c_int32, c_void_p, POINTER(StreamsPlan), c_void_p, c_void_p),
+    "write_streams": (c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_void_p),
+    "mean_streams": (c_void_p, c_int32, c_int32, c_void_p),
 }
 """Functions that append to a program, with their arguments after it."""
 
@@ -83,6 +142,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "profile_start": (None, (c_void_p,)),
     "profile_read": (c_char_p, (c_void_p, c_int32, POINTER(c_double))),
     "kv_new": (c_void_p, (c_int32,) * 7),
+    "latent_new": (c_void_p, (c_int32,) * 5),
     "kv_free": (None, (c_void_p,)),
     "kv_data": (c_void_p, (c_void_p, POINTER(c_int64))),
     "program_new": (c_void_p, (c_void_p, c_int32)),

@@ -131,8 +131,9 @@ def fill(step: Step, batch: ForwardBatch) -> list[npt.NDArray[Any]]:
         np.ascontiguousarray(batch.block_table, np.int32),
         np.ascontiguousarray(batch.slot_mapping, np.int64),
         np.ascontiguousarray(batch.logit_rows, np.int32),
+        np.ascontiguousarray(batch.state_slots, np.int32),
     ]
-    step.num_tokens, step.num_logit_rows = len(kept[0]), len(kept[6])
+    step.num_tokens, step.num_logit_rows, step.num_state_slots = len(kept[0]), len(kept[6]), len(kept[7])
     step.num_sequences, step.table_width = kept[4].shape
     (
         step.input_ids,
@@ -142,6 +143,7 @@ def fill(step: Step, batch: ForwardBatch) -> list[npt.NDArray[Any]]:
         step.block_table,
         step.slot_mapping,
         step.logit_rows,
+        step.state_slots,
     ) = [array.ctypes.data for array in kept]
     return kept
 

@@ -39,9 +39,14 @@ enum class KvDtype : int32_t { kFloat32, kFloat16, kBFloat16, kInt8 };
 //   key scales    [kv_heads][block_size] floats, with int8 only: a key is int8 · scale
 //   value scales  the same
 // so that what a sequence has not reached yet takes no memory, and one vector holds one dimension of 16 keys.
+//
+// A cache of latents has one row a token, [block][layer][block_size][key_dim], with a scale of its own in int8: all of it
+// is the key, and its first value_dim values are the values.
 struct KvLayout {
     KvDtype dtype;
+    bool is_latent;
     int32_t num_layers, kv_heads, key_dim, value_dim, num_blocks, block_size;
+    int32_t value_stride;  // elements from one token's values to the next one's
     int64_t values_at, key_scales_at, value_scales_at;  // bytes from a layer's beginning
     int64_t layer_bytes, block_bytes;
 };
@@ -57,8 +62,12 @@ struct AttentionRows {
     const int32_t* blocks;
     int32_t kv_head, group, first_row, last_row, num_tokens, seq_len, window;  // window 0: all
     float scale, softcap;                                                   // softcap 0: none
-    const float* q;  // of token 0 and the group's first head
+    const float* sinks;  // a score more for each head of the group, without a value; or null
+    const float* q;  // of token 0 and the group's first head: the first q_dim dimensions
     int64_t ld_q;
+    const float* q_rest;  // the others, or null
+    int64_t ld_q_rest;
+    int32_t q_dim;
     float* out;
     int64_t ld_out;
 };
@@ -73,6 +82,34 @@ constexpr int64_t attention_scratch_floats(int key_dim, int value_dim) {
     return kAttentionRows * (padded_lanes(key_dim) + kAttentionTile + 2 * partial_floats(value_dim)) +
            int64_t(kAttentionTile) * (key_dim + value_dim + 2);
 }
+
+// -- recurrent layers -------------------------------------------------------------------------------------------------
+// Channels [first, last) of one sequence's tokens, rows of `channels` floats: out = Σ kernel[tap] · x[token - taps + 1 +
+// tap]. The taps - 1 rows before are the state's, or zeros where the sequence begins; they are left updated.
+struct ConvRows {
+    const float *x, *kernel;  // kernel: [taps][channels]
+    float *state, *out;       // state: [taps - 1][channels]
+    int64_t channels;
+    int first, last, taps, tokens;
+    bool begins, silu;
+};
+
+// Columns [first, last) of one head's state [key_dim][value_dim] over one sequence's tokens. api/ops.py, `gated_delta`,
+// says what is computed.
+struct DeltaRows {
+    const float *q, *k, *v;  // of token 0 and the head; the next token's lie ld further
+    int64_t ld;
+    const float* gates;  // of token 0 and the head: what the state is multiplied by, and the weight of what is new
+    int64_t ld_gates;    // in pairs
+    float* state;
+    float* out;
+    int64_t ld_out;
+    int first, last, key_dim, value_dim, tokens;
+    float eps;  // beside the sum of squares of a query or key
+    bool begins;
+};
+
+constexpr int delta_scratch_floats(int key_dim) { return 3 * padded_lanes(key_dim); }
 
 struct Kernels {
     const char* name;  // avx512vnni, avx512, avxvnni, avx2, portable, neon
@@ -97,22 +134,36 @@ struct Kernels {
     // -- rows between matrices (elementwise/) -------------------------------------------------------------------------
     // Each run of `width` values by itself: x / sqrt(mean(x²) + eps) · weight; out may be x.
     void (*rms_norm)(const float* x, int64_t runs, int width, const float* weight, float eps, float* out);
+    // (x - mean) / sqrt(variance + eps) · weight + bias of each run of `width` values; out may be x.
+    void (*layer_norm)(const float* x, int64_t runs, int width, const float* weight, const float* bias, float eps,
+                       float* out);
     // n values each; out may be one of the others.
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     void (*scale)(const float* x, float by, int64_t n, float* out);
     void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
     void (*gelu_mul)(const float* gate, const float* up, int64_t n, float* out);
+    // g · sigmoid(slope · g) · (u + 1), g = min(gate, limit), u = up within ±limit
+    void (*bounded_mul)(const float* gate, const float* up, int64_t n, float slope, float limit, float* out);
+    void (*sigmoid_mul)(const float* gate, const float* x, int64_t n, float* out);
+    void (*mul)(const float* x, const float* y, int64_t n, float* out);
+    // Sums and differences of halves of each run of `block` (a power of two) values, log2(block) times, / sqrt(block);
+    // by signs [n] before, or after where `inverse`. out may not be x.
+    void (*hadamard)(const float* x, const float* signs, int64_t n, int block, bool inverse, float* out);
     // One token: turn the leading 2 · pairs values of each head; neighbors together, or half with half. out may be x.
     void (*rope)(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs,
                  bool half_split, float* out);
 
     // -- attention (attention/) ---------------------------------------------------------------------------------------
-    // One token's keys and values [kv_heads * dim] of one layer into the cache's slot.
+    // One token's keys and values [kv_heads * dim] of one layer into the cache's slot; of latents the row as v.
     void (*store_kv)(const KvLayout& cache, uint8_t* layer, int64_t slot, const float* k, const float* v);
     // Some query rows of one key head over tiles [first_tile, last_tile) of its keys, to `out` or to `partials`.
     void (*attend)(const AttentionRows& rows, int first_tile, int last_tile, float* partials, float* scratch);
     // The partials of tiles, in order, to `out`.
     void (*merge)(const AttentionRows& rows, int num_tiles, const float* partials, float* scratch);
+
+    // -- recurrent layers (elementwise/recurrent.*) -------------------------------------------------------------------
+    void (*causal_conv)(const ConvRows& rows);
+    void (*gated_delta)(const DeltaRows& rows, float* scratch);
 };
 
 }  // namespace pocketllm

@@ -81,9 +81,16 @@ void merge_row(float* total, const float* part, int lanes) {
 
 void write_row(const AttentionRows& rows, int row, const float* total) {
     const int value_dim = rows.cache->value_dim;
-    const float weights = total[padded_lanes(value_dim) + 1];
+    const float top = total[padded_lanes(value_dim)], weights = total[padded_lanes(value_dim) + 1];
     float* out = rows.out + row / rows.group * rows.ld_out + row % rows.group * value_dim;
-    for (int i = 0; i < value_dim; ++i) out[i] = total[i] / weights;
+    if (!rows.sinks) {
+        for (int i = 0; i < value_dim; ++i) out[i] = total[i] / weights;
+        return;
+    }
+    const float sink = rows.sinks[row % rows.group], most = top > sink ? top : sink;
+    float by[kLanes] = {top - most, sink - most};
+    store(by, exp(load(by)));
+    for (int i = 0; i < value_dim; ++i) out[i] = total[i] * by[0] / (weights * by[0] + by[1]);
 }
 
 // One tile's partial result of each row, to `out` [rows][ld].
@@ -109,7 +116,11 @@ void attend_tile(const AttentionRows& rows, int index, bool is_first, const Scra
         for (int strip = first; strip < last; ++strip)
             fetch(tile.keys[strip], 0, lines_of<Element>(tile.key_stride * cache.key_dim));
     }
-    score(scratch.q, scratch.ld_q, count, cache.key_dim, cache.value_dim, tile, first, last, scratch.weights);
+    if (cache.is_latent) {
+        score_all_latents(scratch.q, scratch.ld_q, count, cache.key_dim, tile, first, last, scratch.weights);
+    } else {
+        score(scratch.q, scratch.ld_q, count, cache.key_dim, cache.value_dim, tile, first, last, scratch.weights);
+    }
     for (int r = 0; r < count; ++r) {
         float* weights = scratch.weights + r * kAttentionTile;
         if (spans[r].first == spans[r].last) continue;
@@ -143,8 +154,13 @@ void attend_as(const AttentionRows& rows, int first_tile, int last_tile, float* 
     const Scratch scratch = divide(room, cache.key_dim, cache.value_dim);
     for (int r = 0; r < count; ++r) {
         const int row = rows.first_row + r;
-        const float* q = rows.q + row / rows.group * rows.ld_q + row % rows.group * cache.key_dim;
-        for (int d = 0; d < cache.key_dim; ++d) scratch.q[r * scratch.ld_q + d] = q[d] * rows.scale;
+        const int token = row / rows.group, head = row % rows.group, rest_dim = cache.key_dim - rows.q_dim;
+        const float* q = rows.q + token * rows.ld_q + head * rows.q_dim;
+        const float* rest = rows.q_rest + token * rows.ld_q_rest + head * rest_dim;
+        float* to = scratch.q + r * scratch.ld_q;
+        for (int d = 0; d < rows.q_dim; ++d) to[d] = q[d] * rows.scale;
+        for (int d = 0; d < rest_dim; ++d) to[rows.q_dim + d] = rest[d] * rows.scale;
+        for (int d = cache.key_dim; d < scratch.ld_q; ++d) to[d] = 0.0f;
     }
     for (int tile = first_tile; tile < last_tile; ++tile) {
         float* out = partials            ? partials + int64_t(tile - first_tile) * count * scratch.ld

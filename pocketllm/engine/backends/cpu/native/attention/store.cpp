@@ -33,6 +33,7 @@ void put_all(const KvLayout& cache, uint8_t* place, int64_t offset, const float*
     const int64_t size = cache.block_size;
     Element* keys = (Element*)place;
     Element* values = (Element*)(place + cache.values_at);
+    if (cache.is_latent) return put(v, cache.key_dim, (Element*)place + offset * cache.value_stride, 1);
     for (int head = 0; head < cache.kv_heads; ++head) {
         fetch(cache.key_dim, keys + head * cache.key_dim * size + offset, size);
         fetch(cache.value_dim, values + (head * size + offset) * cache.value_dim, 1);
@@ -49,6 +50,9 @@ void put_all_int8(const KvLayout& cache, uint8_t* place, int64_t offset, const f
     int8_t* values = (int8_t*)(place + cache.values_at);
     float* key_scales = (float*)(place + cache.key_scales_at);
     float* value_scales = (float*)(place + cache.value_scales_at);
+    if (cache.is_latent) {
+        return put_int8(v, cache.key_dim, keys + offset * cache.value_stride, 1, value_scales + offset);
+    }
     for (int head = 0; head < cache.kv_heads; ++head, k += cache.key_dim, v += cache.value_dim) {
         put_int8(k, cache.key_dim, keys + head * cache.key_dim * size + offset, size,
                  key_scales + head * size + offset);

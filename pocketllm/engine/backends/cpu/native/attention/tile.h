@@ -13,10 +13,10 @@ constexpr int kStrips = kAttentionTile / kStrip;
 template <class Element>
 struct Tile {
     const Element* keys[kStrips];    // dimension d of its 16 keys at d * key_stride
-    const Element* values[kStrips];  // [16][value_dim]
+    const Element* values[kStrips];  // of 16 keys, value_stride apart; of latents the keys too
     const float* key_scales[kStrips];
     const float* value_scales[kStrips];
-    int64_t key_stride;
+    int64_t key_stride, value_stride;
     const Element* next_keys[kStrips];  // of the next tile, or null: fetched while this one's values are mixed
 };
 
@@ -29,8 +29,9 @@ void look_ahead(const AttentionRows& rows, int tile, Tile<Element>& out) {
         const int64_t key = int64_t(tile + 1) * kAttentionTile + strip * kStrip;
         const bool is_there = size % kStrip == 0 && key < rows.seq_len;
         const uint8_t* place = is_there ? rows.layer + rows.blocks[key / size] * cache.block_bytes : nullptr;
-        out.next_keys[strip] =
-            place ? (const Element*)place + rows.kv_head * cache.key_dim * size + key % size : nullptr;
+        const int64_t offset = cache.is_latent ? key % size * cache.value_stride
+                                               : rows.kv_head * cache.key_dim * size + key % size;
+        out.next_keys[strip] = place ? (const Element*)place + offset : nullptr;
     }
 }
 
@@ -41,14 +42,15 @@ void locate(const AttentionRows& rows, int tile, int first, int last, float* roo
     const int64_t size = cache.block_size, key_dim = cache.key_dim, value_dim = cache.value_dim, head = rows.kv_head;
     const bool whole = size % kStrip == 0;
     Element* keys = (Element*)room;
-    Element* values = keys + kAttentionTile * key_dim;
+    Element* values = cache.is_latent ? keys : keys + kAttentionTile * key_dim;
     float* scales = room + kAttentionTile * (key_dim + value_dim);
-    out.key_stride = whole ? size : kStrip;
+    out.key_stride = whole && !cache.is_latent ? size : kStrip;
+    out.value_stride = cache.value_stride;
     for (int strip = first; strip < last; ++strip) {
         const int64_t at = int64_t(tile) * kAttentionTile + strip * kStrip;
         if (!whole) {
             out.keys[strip] = keys + strip * kStrip * key_dim;
-            out.values[strip] = values + strip * kStrip * value_dim;
+            out.values[strip] = values + strip * kStrip * cache.value_stride;
             out.key_scales[strip] = scales + strip * kStrip;
             out.value_scales[strip] = scales + kAttentionTile + strip * kStrip;
         }
@@ -56,19 +58,21 @@ void locate(const AttentionRows& rows, int tile, int first, int last, float* roo
             const uint8_t* place = rows.layer + rows.blocks[key / size] * cache.block_bytes;
             const int64_t offset = key % size;
             const Element* k = (const Element*)place + head * key_dim * size + offset;
-            const Element* v = (const Element*)(place + cache.values_at) + (head * size + offset) * value_dim;
+            const Element* v = (const Element*)(place + cache.values_at) + (head * size + offset) * cache.value_stride;
             const float* k_scale = (const float*)(place + cache.key_scales_at) + head * size + offset;
             const float* v_scale = (const float*)(place + cache.value_scales_at) + head * size + offset;
             if (whole) {
-                out.keys[strip] = k;
+                out.keys[strip] = cache.is_latent ? v : k;
                 out.values[strip] = v;
                 out.key_scales[strip] = k_scale;
                 out.value_scales[strip] = v_scale;
                 break;
             }
             const int64_t lane = key - at;
-            for (int64_t d = 0; d < key_dim; ++d) keys[(strip * key_dim + d) * kStrip + lane] = k[d * size];
-            std::memcpy(values + (strip * kStrip + lane) * value_dim, v, value_dim * sizeof(Element));
+            for (int64_t d = 0; d < key_dim && !cache.is_latent; ++d) {
+                keys[(strip * key_dim + d) * kStrip + lane] = k[d * size];
+            }
+            std::memcpy(values + (strip * kStrip + lane) * cache.value_stride, v, cache.value_stride * sizeof(Element));
             if (cache.dtype == KvDtype::kInt8) {
                 scales[strip * kStrip + lane] = *k_scale;
                 scales[kAttentionTile + strip * kStrip + lane] = *v_scale;
@@ -142,19 +146,50 @@ void score(const float* q, int ld_q, int rows, int key_dim, int value_dim, const
     take(Int<1>(), Int<kNative == 16 ? 8 : 2>());
 }
 
+// Scores of R rows with the keys of strips [first, last) whose dimensions lie side by side.
+template <int R, class Element>
+void score_latents(const float* q, int ld_q, int key_dim, const Tile<Element>& tile, int first, int last, float* out) {
+    for (int key = first * kStrip; key < last * kStrip; ++key) {
+        const Element* from = tile.values[key / kStrip] + key % kStrip * tile.value_stride;
+        Floats sums[R];
+        for (int r = 0; r < R; ++r) sums[r] = all(0.0f);
+        for (int d = 0; d < key_dim; d += kLanes) {
+            Floats part = load(from + d);
+            if (d + kLanes > key_dim) part = keep(part, 0, key_dim - d, 0.0f);
+            for (int r = 0; r < R; ++r) sums[r] = fma(load(q + r * ld_q + d), part, sums[r]);
+        }
+        for (int r = 0; r < R; ++r) out[r * kAttentionTile + key] = sum(sums[r]);
+    }
+}
+
+template <class Element>
+void score_all_latents(const float* q, int ld_q, int rows, int key_dim, const Tile<Element>& tile, int first, int last,
+                       float* out) {
+    int row = 0;
+    const auto take = [&](auto block) {
+        constexpr int R = decltype(block)::value;
+        for (; row + R <= rows; row += R) {
+            score_latents<R>(q + row * ld_q, ld_q, key_dim, tile, first, last, out + row * kAttentionTile);
+        }
+    };
+    if (kNative == 16) take(Int<12>());
+    if (kNative >= 8) take(Int<4>());
+    take(Int<1>());
+}
+
 // sums [R][ld] += weights [R][kAttentionTile] · values over keys [first, last) and V vectors of dimensions.
 template <int R, int V, class Element>
-inline void mix_block(const float* weights, const Tile<Element>& tile, int key_dim, int value_dim, int first, int last,
-                      float* sums, int ld) {
+inline void mix_block(const float* weights, const Tile<Element>& tile, int key_dim, int first, int last, float* sums,
+                      int ld) {
     Floats acc[R][V];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * ld + v * kLanes);
     const int next_lines = (lines_of<Element>(int64_t(kStrip) * key_dim) + kStrip - 1) / kStrip;
     for (int key = first; key < last;) {
         const int strip = key / kStrip, end = (strip + 1) * kStrip < last ? (strip + 1) * kStrip : last;
-        const Element* from = tile.values[strip] + int64_t(key % kStrip) * value_dim;
+        const Element* from = tile.values[strip] + int64_t(key % kStrip) * tile.value_stride;
         const Element* next = R <= kRowsThatWait ? tile.next_keys[strip] : nullptr;
-        for (; key < end; ++key, from += value_dim) {
+        for (; key < end; ++key, from += tile.value_stride) {
             if (next) fetch(next, key % kStrip * next_lines, key % kStrip * next_lines + next_lines);
             Floats values[V];
             for (int v = 0; v < V; ++v) values[v] = load(from + v * kLanes);
@@ -179,7 +214,7 @@ void mix_rows(const float* weights, const Tile<Element>& tile, int key_dim, int 
         for (; at + V * kLanes <= padded_lanes(value_dim); at += V * kLanes) {
             for (int strip = first / kStrip; strip * kStrip < last; ++strip)
                 moved.values[strip] = tile.values[strip] + at;
-            mix_block<R, V>(weights, moved, key_dim, value_dim, first, last, sums + at, ld);
+            mix_block<R, V>(weights, moved, key_dim, first, last, sums + at, ld);
             for (const Element*& next : moved.next_keys) next = nullptr;
         }
     };

@@ -40,6 +40,26 @@ void rms_norm(const float* x, int64_t runs, int width, const float* weight, floa
     }
 }
 
+void layer_norm(const float* x, int64_t runs, int width, const float* weight, const float* bias, float eps, float* out) {
+    const auto total_of = [width](const float* from, auto function) {
+        Floats total = all(0.0f);
+        for (int at = 0; at < width; at += kLanes) {
+            float rest[kLanes] = {};
+            const int count = width - at < kLanes ? width - at : kLanes;
+            std::memcpy(rest, from + at, count * sizeof(float));
+            total = total + keep(function(load(rest)), 0, count, 0.0f);
+        }
+        return sum(total);
+    };
+    for (int64_t run = 0; run < runs; ++run, x += width, out += width) {
+        const float mean = total_of(x, [](const Floats& a) { return a; }) / float(width);
+        const float variance = total_of(x, [mean](const Floats& a) { return (a - all(mean)) * (a - all(mean)); });
+        const Floats by = all(1.0f / std::sqrt(variance / float(width) + eps));
+        each(x, weight, width, out, [&](const Floats& a, const Floats& w) { return (a - all(mean)) * by * w; });
+        add(out, bias, width, out);
+    }
+}
+
 void add(const float* x, const float* y, int64_t n, float* out) {
     each(x, y, n, out, [](const Floats& a, const Floats& b) { return a + b; });
 }
@@ -54,6 +74,36 @@ void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
 
 void gelu_mul(const float* gate, const float* up, int64_t n, float* out) {
     each(gate, up, n, out, [](const Floats& a, const Floats& b) { return gelu(a) * b; });
+}
+
+void bounded_mul(const float* gate, const float* up, int64_t n, float slope, float limit, float* out) {
+    each(gate, up, n, out, [=](const Floats& a, const Floats& b) {
+        const Floats g = smaller(a, all(limit)), u = smaller(larger(b, all(-limit)), all(limit));
+        return g / (all(1.0f) + exp(g * all(-slope))) * (u + all(1.0f));
+    });
+}
+
+void sigmoid_mul(const float* gate, const float* x, int64_t n, float* out) {
+    each(gate, x, n, out, [](const Floats& a, const Floats& b) { return b / (all(1.0f) + exp(all(0.0f) - a)); });
+}
+
+void mul(const float* x, const float* y, int64_t n, float* out) {
+    each(x, y, n, out, [](const Floats& a, const Floats& b) { return a * b; });
+}
+
+void hadamard(const float* x, const float* signs, int64_t n, int block, bool inverse, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = inverse ? x[i] : x[i] * signs[i];
+    for (int half = block / 2; half > 0; half /= 2) {
+        for (float* run = out; run < out + n; run += 2 * half) {
+            for (int i = 0; i < half; ++i) {
+                const float one = run[i], other = run[half + i];
+                run[i] = one + other;
+                run[half + i] = one - other;
+            }
+        }
+    }
+    const float by = 1.0f / std::sqrt(float(block));
+    for (int64_t i = 0; i < n; ++i) out[i] = inverse ? out[i] * by * signs[i] : out[i] * by;
 }
 
 void rope(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs, bool half_split,

@@ -1,5 +1,6 @@
 // The table of one instruction set: this file is compiled once for each, in that one's namespace.
 #include "attention/attention.h"
+#include "elementwise/recurrent.h"
 #include "elementwise/rows.h"
 #include "kernels.h"
 #include "matmul/activations.h"
@@ -16,14 +17,21 @@ const Kernels kernels = {
     matmul_f32,
     decode_row,
     rms_norm,
+    layer_norm,
     add,
     scale,
     silu_mul,
     gelu_mul,
+    bounded_mul,
+    sigmoid_mul,
+    mul,
+    hadamard,
     rope,
     store_kv,
     attend,
     merge,
+    causal_conv,
+    gated_delta,
 };
 
 }  // namespace pocketllm::POCKETLLM_ISA

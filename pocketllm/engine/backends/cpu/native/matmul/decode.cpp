@@ -9,35 +9,8 @@ DecodeBlock decoder_of(int32_t format) {
         case kF32: return decode_floats<kF32>;
         case kF16: return decode_floats<kF16>;
         case kBF16: return decode_floats<kBF16>;
-        case kQ4_0: return decode_block<Q4_0>;
-        case kQ4_1: return decode_block<Q4_1>;
-        case kQ5_0: return decode_block<Q5_0>;
-        case kQ5_1: return decode_block<Q5_1>;
-        case kQ8_0: return decode_block<Q8_0>;
-        case kIQ4_NL: return decode_block<IQ4_NL>;
-        case kMXFP4: return decode_block<MXFP4>;
-        case kNVFP4: return decode_block<NVFP4>;
-        case kQ2_K: return decode_block<Q2_K>;
-        case kQ3_K: return decode_block<Q3_K>;
-        case kQ4_K: return decode_block<Q4_K>;
-        case kQ5_K: return decode_block<Q5_K>;
-        case kQ6_K: return decode_block<Q6_K>;
-        case kIQ4_XS: return decode_block<IQ4_XS>;
-        case kIQ1_S: return decode_block<IQ1_S>;
-        case kIQ1_M: return decode_block<IQ1_M>;
-        case kIQ2_XXS: return decode_block<IQ2_XXS>;
-        case kIQ2_XS: return decode_block<IQ2_XS>;
-        case kIQ2_S: return decode_block<IQ2_S>;
-        case kIQ3_XXS: return decode_block<IQ3_XXS>;
-        case kIQ3_S: return decode_block<IQ3_S>;
-        case kTQ1_0: return decode_block<TQ1_0>;
-        case kTQ2_0: return decode_block<TQ2_0>;
-        case kQ1_0: return decode_block<Q1_0>;
-        case kQ2_0: return decode_block<Q2_0>;
-        case kPQ2_0: return decode_block<PQ2_0>;
-        case kPTQ1_0: return decode_block<PTQ1_0>;
     }
-    return nullptr;
+    return with_weights(format, DecodeBlock{}, [](auto weights) { return DecodeBlock{decode_block<decltype(weights)>}; });
 }
 
 void decode_row(const Matrix& w, int row, float* out) {

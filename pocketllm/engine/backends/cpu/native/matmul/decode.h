@@ -2,9 +2,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "matmul/weights/blocks_32.h"
-#include "matmul/weights/blocks_k.h"
-#include "matmul/weights/blocks_vector.h"
+#include "matmul/weights/every.h"
 
 namespace pocketllm::POCKETLLM_ISA {
 

@@ -1,7 +1,7 @@
 #include <cmath>
 
+#include "elementwise/floats.h"
 #include "matmul/activations.h"
-#include "simd/simd.h"
 
 namespace pocketllm::POCKETLLM_ISA {
 
@@ -9,18 +9,37 @@ size_t quantized_bytes(int cols) { return activation_blocks(cols) * sizeof(Activ
 
 namespace {
 
+struct Ints {
+    NativeInts part[kParts];
+};
+
 // Sums in 16 lanes and adds those up in pairs: one order whatever the width of a vector.
 float sum_of_squares(const float* x, int cols) {
-    float lanes[16] = {};
+    Floats squares = all(0.0f);
     int col = 0;
-    for (; col + 16 <= cols; col += 16) {
-        for (int i = 0; i < 16; i++) lanes[i] += x[col + i] * x[col + i];
+    for (; col + kLanes <= cols; col += kLanes) squares = squares + load(x + col) * load(x + col);
+    if (col < cols) {
+        float rest[kLanes] = {};
+        std::memcpy(rest, x + col, (cols - col) * sizeof(float));
+        squares = squares + load(rest) * load(rest);
     }
-    for (int i = 0; col < cols; col++, i++) lanes[i] += x[col] * x[col];
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    }
-    return lanes[0];
+    return sum(squares);
+}
+
+template <int apart>
+inline NativeInts swapped_ints(NativeInts v) {
+    return (NativeInts)swapped<apart>((NativeFloats)v);
+}
+
+// All lanes in one by an operation whose order does not matter.
+template <class Function>
+inline int32_t fold_ints(const Ints& a, Function function) {
+    NativeInts v = a.part[0];
+    for (int i = 1; i < kParts; ++i) v = function(v, a.part[i]);
+    if constexpr (kNative > 8) v = function(v, swapped_ints<8>(v));
+    if constexpr (kNative > 4) v = function(v, swapped_ints<4>(v));
+    v = function(v, swapped_ints<2>(v));
+    return function(v, swapped_ints<1>(v))[0];
 }
 
 struct Range {
@@ -28,48 +47,55 @@ struct Range {
 };
 
 // A float's bits in the order of the values, with NaN beyond both ends: it becomes one of them. Its own inverse.
-int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+inline int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+inline NativeInts ordered(NativeInts bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
-Range range_of(const float* x) {
-    int32_t least = INT32_MAX, largest = INT32_MIN;
-    for (int i = 0; i < 32; i++) {
-        int32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        const int32_t key = ordered(bits);
-        least = key < least ? key : least;
-        largest = key > largest ? key : largest;
+Range range_of(const Floats& first, const Floats& second) {
+    Ints least, largest;
+    for (int i = 0; i < kParts; ++i) {
+        const NativeInts one = ordered((NativeInts)first.part[i]), other = ordered((NativeInts)second.part[i]);
+        least.part[i] = one < other ? one : other;
+        largest.part[i] = one > other ? one : other;
     }
-    least = ordered(least), largest = ordered(largest);
-    Range range;
-    std::memcpy(&range.least, &least, 4);
-    std::memcpy(&range.largest, &largest, 4);
-    return range;
+    const int32_t low = ordered(fold_ints(least, [](NativeInts a, NativeInts b) { return a < b ? a : b; }));
+    const int32_t high = ordered(fold_ints(largest, [](NativeInts a, NativeInts b) { return a > b ? a : b; }));
+    return {bits_as_float(uint32_t(low)), bits_as_float(uint32_t(high))};
 }
 
-// The nearest integer, ties to even, of |x| <= 2^22: the sum's last bit is worth one.
-int32_t nearest(float x) {
+// (x - middle) · scale to the nearest integer, ties to even; less than 2^22: the sum's last bit is worth one.
+inline Ints nearest(const Floats& x, float middle, float scale) {
     constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23
-    const float sum = x + kMagic;
-    int32_t bits;
-    std::memcpy(&bits, &sum, 4);
-    return bits - 0x4B400000;
+    const Floats sum = (x - all(middle)) * all(scale) + all(kMagic);
+    Ints out;
+    for (int i = 0; i < kParts; ++i) out.part[i] = (NativeInts)sum.part[i] - 0x4B400000;
+    return out;
+}
+
+inline void store_bytes(const Ints& x, int8_t* to) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x.part[0]));
+#else
+    int32_t lanes[kLanes];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < kLanes; ++i) to[i] = static_cast<int8_t>(lanes[i]);
+#endif
 }
 
 constexpr float kSmallest = 1e-30f;  // a block that spans less is its middle: 127 / x would leave the range of floats
 
-void quantize_block(const float* x, ActivationBlock& out) {
-    const Range range = range_of(x);
+// Sixteen values each.
+void quantize_block(const Floats& first, const Floats& second, ActivationBlock& out) {
+    const Range range = range_of(first, second);
     const float middle = 0.5f * range.least + 0.5f * range.largest;  // no sum of finite values overflows so
     // the middle may be rounded: of the two distances the larger, so that q stays within 127
     const float above = range.largest - middle, below = middle - range.least;
     const float reach = above > below ? above : below;
     const float scale = reach > kSmallest ? 127.0f / reach : 0.0f;
-    int32_t sums[2] = {0, 0};
+    int32_t sums[2];
     for (int half = 0; half < 2; half++) {
-        for (int i = 16 * half; i < 16 * half + 16; i++) {
-            out.q[i] = static_cast<int8_t>(nearest((x[i] - middle) * scale));
-            sums[half] += out.q[i];
-        }
+        const Ints q = nearest(half ? second : first, middle, scale);
+        store_bytes(q, out.q + 16 * half);
+        sums[half] = fold_ints(q, [](NativeInts a, NativeInts b) { return a + b; });
     }
     out.d = reach / 127.0f;
     out.z = middle;
@@ -81,6 +107,17 @@ void quantize_block(const float* x, ActivationBlock& out) {
     }
 }
 
+// Sixteen values of a row from `col` on, normed; zeros past its end.
+inline Floats values_at(const float* row, int cols, int col, const float* norm, float scale) {
+    if (col + kLanes <= cols) {
+        const Floats values = load(row + col);
+        return norm ? values * all(scale) * load(norm + col) : values;
+    }
+    float values[kLanes] = {};
+    for (int i = 0; col + i < cols; i++) values[i] = norm ? row[col + i] * scale * norm[col + i] : row[col + i];
+    return load(values);
+}
+
 }  // namespace
 
 void quantize(const float* x, int64_t ld, int cols, int first, int last, const float* norm, float eps, uint8_t* out) {
@@ -90,12 +127,8 @@ void quantize(const float* x, int64_t ld, int cols, int first, int last, const f
         auto* to = reinterpret_cast<ActivationBlock*>(out + quantized_bytes(cols) * token);
         const float scale = norm ? 1.0f / std::sqrt(sum_of_squares(row, cols) / static_cast<float>(cols) + eps) : 1.0f;
         for (int b = 0; b < blocks; b++) {
-            const int here = cols - 32 * b < 32 ? cols - 32 * b : 32;
-            alignas(64) float values[32] = {};
-            for (int i = 0; i < here; i++) {
-                values[i] = norm ? row[32 * b + i] * scale * norm[32 * b + i] : row[32 * b + i];
-            }
-            quantize_block(values, to[b]);
+            const int col = 32 * b;
+            quantize_block(values_at(row, cols, col, norm, scale), values_at(row, cols, col + 16, norm, scale), to[b]);
         }
     }
 }

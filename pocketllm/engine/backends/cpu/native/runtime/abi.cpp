@@ -129,6 +129,12 @@ KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_layers, int32_t kv_heads, i
     });
 }
 
+KvCache* pocketllm_latent_new(int32_t dtype, int32_t num_layers, int32_t dim, int32_t num_blocks, int32_t block_size) {
+    return guarded<KvCache*>(nullptr, [&] {
+        return new KvCache(latent_layout(static_cast<KvDtype>(dtype), num_layers, dim, num_blocks, block_size));
+    });
+}
+
 void pocketllm_kv_free(KvCache* cache) { delete cache; }
 
 uint8_t* pocketllm_kv_data(KvCache* cache, int64_t* bytes) {
@@ -190,4 +196,73 @@ int32_t pocketllm_elementwise(Program* program, int32_t what, int32_t rows, cons
 
 int32_t pocketllm_take(Program* program, const float* x, int32_t width, float* out) {
     return attempt([&] { add_take(*program, buffer(x, width), out); });
+}
+
+int32_t pocketllm_mixture(Program* program, Engine* engine, const float* x, int32_t width, const float* logits,
+                          int32_t exact, const MixturePlan* plan, float* out) {
+    return attempt([&] { add_mixture(*program, *engine->kernels, buffer(x, width), logits, exact != 0, *plan, out); });
+}
+
+int32_t pocketllm_gate_rows(Program* program, const float* x, int32_t width, const float* gate, float* out) {
+    return attempt([&] { add_gate_rows(*program, buffer(x, width), gate, out); });
+}
+
+int32_t pocketllm_hadamard(Program* program, int32_t rows, const float* x, int32_t width, const float* signs,
+                           int32_t block, int32_t inverse, float* out) {
+    return attempt([&] { add_hadamard(*program, rows_of(rows), buffer(x, width), signs, block, inverse != 0, out); });
+}
+
+int32_t pocketllm_causal_conv(Program* program, const float* x, int32_t width, const float* kernel, int32_t taps,
+                              int32_t silu, const StatePlan* states, float* out) {
+    return attempt([&] { add_causal_conv(*program, buffer(x, width), kernel, taps, silu != 0, *states, out); });
+}
+
+int32_t pocketllm_gated_delta(Program* program, const float* mixed, int32_t width, const float* step,
+                              const float* share, const DeltaPlan* plan, const StatePlan* states, float* out) {
+    return attempt([&] { add_gated_delta(*program, buffer(mixed, width), step, share, *plan, *states, out); });
+}
+
+int32_t pocketllm_open_streams(Program* program, const float* x, int32_t width, int32_t num_streams, float* out) {
+    return attempt([&] { add_open_streams(*program, buffer(x, width), num_streams, out); });
+}
+
+int32_t pocketllm_read_streams(Program* program, const float* streams, int32_t width, const float* logits,
+                               const StreamsPlan* plan, float* out, float* shares) {
+    return attempt([&] { add_read_streams(*program, buffer(streams, width), logits, *plan, out, shares); });
+}
+
+int32_t pocketllm_write_streams(Program* program, const float* streams, int32_t width, const float* shares,
+                                const float* y, int32_t y_width, float* out) {
+    return attempt([&] { add_write_streams(*program, buffer(streams, width), shares, buffer(y, y_width), out); });
+}
+
+int32_t pocketllm_mean_streams(Program* program, const float* streams, int32_t width, int32_t num_streams,
+                               float* out) {
+    return attempt([&] { add_mean_streams(*program, buffer(streams, width), num_streams, out); });
+}
+
+int32_t pocketllm_project_heads(Program* program, Engine* engine, const float* x, int32_t width, int32_t exact,
+                                const Matrix* const* heads, int32_t num_heads, float* out) {
+    return attempt([&] {
+        add_project_heads(*program, *engine->kernels, buffer(x, width), exact != 0, heads, num_heads, out);
+    });
+}
+
+int32_t pocketllm_store_latent(Program* program, KvCache* cache, int32_t layer, const float* latent, int32_t width,
+                               const float* key) {
+    return attempt([&] { add_store_latent(*program, *cache, layer, buffer(latent, width), key); });
+}
+
+int32_t pocketllm_attend_latent(Program* program, KvCache* cache, int32_t layer, const AttentionPlan* plan,
+                                const float* q_latent, int32_t width, const float* q_rope, float* out) {
+    return attempt([&] { add_attend_latent(*program, *cache, layer, *plan, buffer(q_latent, width), q_rope, out); });
+}
+
+int32_t pocketllm_layer_norm(Program* program, int32_t rows, const float* x, int32_t width, const float* weight,
+                             const float* bias, float eps, float* out) {
+    return attempt([&] { add_layer_norm(*program, rows_of(rows), buffer(x, width), weight, bias, eps, out); });
+}
+
+int32_t pocketllm_scale(Program* program, int32_t rows, const float* x, int32_t width, float by, float* out) {
+    return attempt([&] { add_scale(*program, rows_of(rows), buffer(x, width), by, out); });
 }

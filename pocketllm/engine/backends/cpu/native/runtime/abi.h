@@ -13,7 +13,7 @@
 #define POCKETLLM_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever a function below or `Step` changes its arguments.
-constexpr int32_t kAbiVersion = 1;
+constexpr int32_t kAbiVersion = 2;
 
 POCKETLLM_API int32_t pocketllm_abi_version();
 POCKETLLM_API const char* pocketllm_problem();
@@ -35,6 +35,8 @@ POCKETLLM_API const char* pocketllm_profile_read(const pocketllm::Engine* engine
 // -- keys and values
 POCKETLLM_API pocketllm::KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_layers, int32_t kv_heads, int32_t key_dim,
                                                    int32_t value_dim, int32_t num_blocks, int32_t block_size);
+POCKETLLM_API pocketllm::KvCache* pocketllm_latent_new(int32_t dtype, int32_t num_layers, int32_t dim,
+                                                       int32_t num_blocks, int32_t block_size);
 POCKETLLM_API void pocketllm_kv_free(pocketllm::KvCache* cache);
 POCKETLLM_API uint8_t* pocketllm_kv_data(pocketllm::KvCache* cache, int64_t* bytes);
 
@@ -59,7 +61,41 @@ POCKETLLM_API int32_t pocketllm_store_kv(pocketllm::Program* program, pocketllm:
                                          const float* k, const float* v);
 POCKETLLM_API int32_t pocketllm_attend(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
                                        const pocketllm::AttentionPlan* plan, const float* q, float* out);
-// what: 0 add, 1 silu_mul, 2 gelu_mul
+// what: 0 add, 1 silu_mul, 2 gelu_mul, 3 sigmoid_mul, 4 mul
 POCKETLLM_API int32_t pocketllm_elementwise(pocketllm::Program* program, int32_t what, int32_t rows, const float* x,
                                             int32_t width, const float* y, float* out);
 POCKETLLM_API int32_t pocketllm_take(pocketllm::Program* program, const float* x, int32_t width, float* out);
+POCKETLLM_API int32_t pocketllm_mixture(pocketllm::Program* program, pocketllm::Engine* engine, const float* x,
+                                        int32_t width, const float* logits, int32_t exact,
+                                        const pocketllm::MixturePlan* plan, float* out);
+POCKETLLM_API int32_t pocketllm_gate_rows(pocketllm::Program* program, const float* x, int32_t width, const float* gate,
+                                          float* out);
+POCKETLLM_API int32_t pocketllm_hadamard(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
+                                         const float* signs, int32_t block, int32_t inverse, float* out);
+POCKETLLM_API int32_t pocketllm_causal_conv(pocketllm::Program* program, const float* x, int32_t width,
+                                            const float* kernel, int32_t taps, int32_t silu,
+                                            const pocketllm::StatePlan* states, float* out);
+POCKETLLM_API int32_t pocketllm_gated_delta(pocketllm::Program* program, const float* mixed, int32_t width,
+                                            const float* step, const float* share, const pocketllm::DeltaPlan* plan,
+                                            const pocketllm::StatePlan* states, float* out);
+POCKETLLM_API int32_t pocketllm_open_streams(pocketllm::Program* program, const float* x, int32_t width,
+                                             int32_t num_streams, float* out);
+POCKETLLM_API int32_t pocketllm_read_streams(pocketllm::Program* program, const float* streams, int32_t width,
+                                             const float* logits, const pocketllm::StreamsPlan* plan, float* out,
+                                             float* shares);
+POCKETLLM_API int32_t pocketllm_write_streams(pocketllm::Program* program, const float* streams, int32_t width,
+                                              const float* shares, const float* y, int32_t y_width, float* out);
+POCKETLLM_API int32_t pocketllm_mean_streams(pocketllm::Program* program, const float* streams, int32_t width,
+                                             int32_t num_streams, float* out);
+POCKETLLM_API int32_t pocketllm_project_heads(pocketllm::Program* program, pocketllm::Engine* engine, const float* x,
+                                              int32_t width, int32_t exact, const pocketllm::Matrix* const* heads,
+                                              int32_t num_heads, float* out);
+POCKETLLM_API int32_t pocketllm_store_latent(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
+                                             const float* latent, int32_t width, const float* key);
+POCKETLLM_API int32_t pocketllm_attend_latent(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
+                                              const pocketllm::AttentionPlan* plan, const float* q_latent,
+                                              int32_t width, const float* q_rope, float* out);
+POCKETLLM_API int32_t pocketllm_layer_norm(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
+                                           const float* weight, const float* bias, float eps, float* out);
+POCKETLLM_API int32_t pocketllm_scale(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
+                                      float by, float* out);

@@ -35,12 +35,24 @@ KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int
     layout.value_dim = value_dim;
     layout.num_blocks = num_blocks;
     layout.block_size = block_size;
+    layout.value_stride = value_dim;
     const int64_t keys = int64_t(kv_heads) * block_size, element = element_bytes(dtype);
     const int64_t scales = dtype == KvDtype::kInt8 ? whole_lines(keys * sizeof(float)) : 0;
     layout.values_at = whole_lines(keys * key_dim * element);
     layout.key_scales_at = layout.values_at + whole_lines(keys * value_dim * element);
     layout.value_scales_at = layout.key_scales_at + scales;
     layout.layer_bytes = layout.value_scales_at + scales;
+    layout.block_bytes = layout.layer_bytes * num_layers;
+    return layout;
+}
+
+KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, int block_size) {
+    KvLayout layout = kv_layout(dtype, num_layers, 1, dim, dim, num_blocks, block_size);
+    layout.is_latent = true;
+    layout.values_at = 0;
+    layout.key_scales_at = layout.value_scales_at = whole_lines(int64_t(block_size) * dim * element_bytes(dtype));
+    layout.layer_bytes = layout.value_scales_at;
+    if (dtype == KvDtype::kInt8) layout.layer_bytes += whole_lines(block_size * sizeof(float));
     layout.block_bytes = layout.layer_bytes * num_layers;
     return layout;
 }

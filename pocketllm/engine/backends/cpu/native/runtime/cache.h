@@ -9,6 +9,8 @@ namespace pocketllm {
 // Sizes filled in, from those that are asked for. Throws Refusal for what is no cache.
 KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int value_dim, int num_blocks,
                    int block_size);
+// The same of a cache of latents, rows of `dim` values.
+KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, int block_size);
 
 struct KvCache {
     explicit KvCache(const KvLayout& layout);

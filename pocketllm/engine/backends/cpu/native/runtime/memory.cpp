@@ -10,7 +10,6 @@ namespace pocketllm {
 
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kSlab = size_t(64) << 20;
 
 }  // namespace

@@ -9,6 +9,10 @@
 
 namespace pocketllm {
 
+constexpr size_t kHugePage = size_t(2) << 20;
+
+inline size_t whole_huge_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
 class Region {
   public:
     Region() = default;

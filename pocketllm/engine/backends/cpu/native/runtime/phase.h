@@ -20,7 +20,7 @@ enum class Rows : int32_t { kTokens, kLogitRows };
 // One step's input: the arrays of api/attention.py, ForwardBatch, each contiguous. Mirrored in library.py.
 struct Step {
     int32_t num_rows[2];  // by Rows
-    int32_t num_sequences, table_width;
+    int32_t num_sequences, table_width, num_state_slots;
     const int32_t* input_ids;
     const int32_t* positions;
     const int32_t* query_start_loc;
@@ -28,6 +28,7 @@ struct Step {
     const int32_t* block_table;
     const int64_t* slot_mapping;
     const int32_t* logit_rows;
+    const int32_t* state_slots;
 
     int rows(Rows which) const { return num_rows[static_cast<int>(which)]; }
     int tokens() const { return rows(Rows::kTokens); }
@@ -36,6 +37,7 @@ struct Step {
 // What a step may name at most, by the smallest table, cache and buffer that it is used with.
 struct Limits {
     int64_t tokens = INT32_MAX, input_ids = INT32_MAX, slots = INT64_MAX, blocks = INT32_MAX, block_size = 0;
+    int64_t state_slots = INT32_MAX;
 };
 
 // Bytes of room that a phase needs for a step: one for all threads, and one for each.
@@ -62,6 +64,9 @@ enum class Kind : int32_t {
     kAttend,
     kElementwise,
     kTake,
+    kMixture,
+    kRecurrent,
+    kStreams,
     kCount
 };
 const char* name_of(Kind kind);

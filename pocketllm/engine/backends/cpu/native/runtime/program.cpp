@@ -22,7 +22,8 @@ void check_each(const char* what, const Number* values, int64_t count, int64_t l
 
 const char* name_of(Kind kind) {
     static const char* const names[] = {"embed", "norm",     "quantize", "multiply",    "angles",
-                                        "rope",  "store_kv", "attend",   "elementwise", "take"};
+                                        "rope",  "store_kv", "attend",   "elementwise", "take",
+                                        "mixture", "recurrent", "streams"};
     return names[static_cast<int>(kind)];
 }
 
@@ -36,10 +37,16 @@ void Program::check(const Step& step) const {
     if (step.logit_rows) check_each("row", step.logit_rows, logit_rows, tokens);
     if (limits.input_ids != INT32_MAX) check_each("token id", step.input_ids, tokens, limits.input_ids);
     if (limits.slots != INT64_MAX) check_each("cache slot", step.slot_mapping, tokens, limits.slots);
-    if (!limits.block_size) return;
+    if (limits.state_slots != INT32_MAX) {
+        if (step.num_state_slots != step.num_sequences) throw Refusal("a step of sequences without their state slots");
+        check_each("state slot", step.state_slots, step.num_state_slots, limits.state_slots);
+    } else if (!limits.block_size) {
+        return;
+    }
     for (int row = 0; row < step.num_sequences; ++row) {
         const int first = step.query_start_loc[row], last = step.query_start_loc[row + 1], length = step.seq_lens[row];
         if (first < 0 || last < first || last > tokens) throw Refusal(outside("query start", last, tokens + 1));
+        if (!limits.block_size) continue;
         const int64_t blocks = (length + limits.block_size - 1) / limits.block_size;
         if (length < last - first || blocks > step.table_width) {
             throw Refusal("a sequence of " + std::to_string(length) + " tokens, " + std::to_string(last - first) +
@@ -57,11 +64,13 @@ void Program::run(const Step& step) {
         room.shared = std::max(room.shared, wanted.shared);
         room.each = std::max(room.each, wanted.each);
     }
-    if (room.shared > shared_.bytes()) shared_ = Region(room.shared);
+    // whole huge pages, however little is wanted: small pages lie in the caches as luck has it, and two programs of one
+    // forward then differ in speed
+    if (room.shared > shared_.bytes()) shared_ = Region(whole_huge_pages(room.shared));
     if (room.each > each_bytes_) {
         // whole pages, so that no two threads write to one line
         const size_t bytes = (room.each + 4095) / 4096 * 4096;
-        each_ = Region(bytes * engine_.pool.threads());
+        each_ = Region(whole_huge_pages(bytes * engine_.pool.threads()));
         each_bytes_ = bytes;
     }
     step_ = &step;

@@ -37,6 +37,36 @@ class StoreKvPhase : public Phase {
     const float* const v_;
 };
 
+// Rows [latent | key] of a cache of latents.
+class StoreLatentPhase : public Phase {
+  public:
+    StoreLatentPhase(KvCache& cache, int layer, Buffer latent, const float* key)
+        : Phase(Kind::kStoreKv), cache_(cache), layer_(layer), latent_(latent), key_(key) {}
+
+    Room prepare(const Step&, int) override { return {0, cache_.layout.key_dim * sizeof(float)}; }
+
+    int num_chunks(const Step& step, int threads) const override {
+        return row_chunks(step.tokens(), 2 * int64_t(cache_.layout.key_dim), threads);
+    }
+
+    void run(const Run& run, int chunk, int num_chunks) const override {
+        float* const row = reinterpret_cast<float*>(run.mine);
+        const int64_t tokens = run.step.tokens(), last = begin_of(tokens, chunk + 1, num_chunks);
+        const int rank = latent_.width, rest = cache_.layout.key_dim - rank;
+        for (int64_t token = begin_of(tokens, chunk, num_chunks); token < last; ++token) {
+            std::copy_n(latent_.data + token * rank, rank, row);
+            std::copy_n(key_ + token * rest, rest, row + rank);
+            run.kernels.store_kv(cache_.layout, cache_.layer(layer_), run.step.slot_mapping[token], nullptr, row);
+        }
+    }
+
+  private:
+    KvCache& cache_;
+    const int layer_;
+    const Buffer latent_;
+    const float* const key_;
+};
+
 // Query rows of one sequence that are computed together, for each key head.
 struct Part {
     int sequence, first_row, last_row;
@@ -47,8 +77,18 @@ struct Part {
 
 class AttendPhase : public Phase {
   public:
-    AttendPhase(KvCache& cache, int layer, const AttentionPlan& plan, const float* q, float* out)
-        : Phase(Kind::kAttend), cache_(cache), layer_(layer), plan_(plan), q_(q), out_(out) {}
+    // layout: as attention sees the cache. q_rest: dimensions from q_dim on, where they lie apart
+    AttendPhase(KvCache& cache, const KvLayout& layout, int layer, const AttentionPlan& plan, const float* q, int q_dim,
+                const float* q_rest, float* out)
+        : Phase(Kind::kAttend),
+          cache_(cache),
+          layout_(layout),
+          layer_(layer),
+          plan_(plan),
+          q_(q),
+          q_dim_(q_dim),
+          q_rest_(q_rest),
+          out_(out) {}
 
     Room prepare(const Step& step, int threads) override {
         cut_rows(step);
@@ -60,7 +100,7 @@ class AttendPhase : public Phase {
         }
         for (size_t i = 0; i < counters; ++i)
             left_[i].store(parts_[i % parts_.size()].num_items, std::memory_order_relaxed);
-        const size_t each = attention_scratch_floats(cache_.layout.key_dim, cache_.layout.value_dim);
+        const size_t each = attention_scratch_floats(layout_.key_dim, layout_.value_dim);
         return {partials_ * kv_heads() * sizeof(float), each * sizeof(float)};
     }
 
@@ -76,7 +116,9 @@ class AttendPhase : public Phase {
         }
     }
 
-    double bytes(const Step& step) const override { return seen_keys(step) * kv_heads() * element_bytes() * dims(); }
+    double bytes(const Step& step) const override {
+        return seen_keys(step) * kv_heads() * element_bytes() * kept_dims();
+    }
     double operations(const Step&) const override {
         double pairs = 0;
         for (const Part& part : parts_)
@@ -85,11 +127,12 @@ class AttendPhase : public Phase {
     }
 
   private:
-    int kv_heads() const { return cache_.layout.kv_heads; }
+    int kv_heads() const { return layout_.kv_heads; }
     int group() const { return plan_.num_heads / kv_heads(); }
-    double dims() const { return double(cache_.layout.key_dim) + cache_.layout.value_dim; }
+    double dims() const { return double(layout_.key_dim) + layout_.value_dim; }
+    double kept_dims() const { return layout_.is_latent ? layout_.key_dim : dims(); }
     double element_bytes() const {
-        return cache_.layout.dtype == KvDtype::kFloat32 ? 4 : cache_.layout.dtype == KvDtype::kInt8 ? 1 : 2;
+        return layout_.dtype == KvDtype::kFloat32 ? 4 : layout_.dtype == KvDtype::kInt8 ? 1 : 2;
     }
     static double seen_keys(const Step& step) {
         double keys = 0;
@@ -128,17 +171,18 @@ class AttendPhase : public Phase {
             items_ += part.num_items;
             if (part.num_items > 1) {
                 partials_ += int64_t(part.num_tiles) * (part.last_row - part.first_row) *
-                             partial_floats(cache_.layout.value_dim);
+                             partial_floats(layout_.value_dim);
             }
         }
     }
 
     AttentionRows rows_of(const Run& run, const Part& part, int head) const {
         const Step& step = run.step;
-        const KvLayout& layout = cache_.layout;
+        const KvLayout& layout = layout_;
         const int first = step.query_start_loc[part.sequence],
                   num_tokens = step.query_start_loc[part.sequence + 1] - first;
-        const int64_t ld_q = int64_t(plan_.num_heads) * layout.key_dim,
+        const int rest_dim = layout.key_dim - q_dim_;
+        const int64_t ld_q = int64_t(plan_.num_heads) * q_dim_, ld_rest = int64_t(plan_.num_heads) * rest_dim,
                       ld_out = int64_t(plan_.num_heads) * layout.value_dim;
         AttentionRows rows{};
         rows.cache = &layout;
@@ -153,8 +197,12 @@ class AttendPhase : public Phase {
         rows.window = plan_.window;
         rows.scale = plan_.scale;
         rows.softcap = plan_.softcap;
-        rows.q = q_ + first * ld_q + int64_t(head) * group() * layout.key_dim;
+        if (plan_.sinks) rows.sinks = plan_.sinks + head * group();
+        rows.q = q_ + first * ld_q + int64_t(head) * group() * q_dim_;
         rows.ld_q = ld_q;
+        rows.q_dim = q_dim_;
+        if (rest_dim) rows.q_rest = q_rest_ + first * ld_rest + int64_t(head) * group() * rest_dim;
+        rows.ld_q_rest = ld_rest;
         rows.out = out_ + first * ld_out + int64_t(head) * group() * layout.value_dim;
         rows.ld_out = ld_out;
         return rows;
@@ -171,7 +219,7 @@ class AttendPhase : public Phase {
         const int share = item - part.first_item;
         const int first = int(begin_of(part.num_tiles, share, part.num_items));
         const int last = int(begin_of(part.num_tiles, share + 1, part.num_items));
-        const int64_t tile_floats = int64_t(part.last_row - part.first_row) * partial_floats(cache_.layout.value_dim);
+        const int64_t tile_floats = int64_t(part.last_row - part.first_row) * partial_floats(layout_.value_dim);
         float* partials = reinterpret_cast<float*>(run.shared) + head * partials_ + part.partials_at;
         run.kernels.attend(rows, part.first_tile + first, part.first_tile + last, partials + first * tile_floats,
                            scratch);
@@ -181,9 +229,12 @@ class AttendPhase : public Phase {
     }
 
     KvCache& cache_;
+    const KvLayout layout_;
     const int layer_;
     const AttentionPlan plan_;
     const float* const q_;
+    const int q_dim_;
+    const float* const q_rest_;
     float* const out_;
     // of the step at hand
     std::vector<Part> parts_;
@@ -199,12 +250,33 @@ void check_layer(const KvCache& cache, int layer) {
     }
 }
 
+void limit_slots(Program& program, const KvCache& cache) {
+    program.limits.slots = std::min(program.limits.slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
+}
+
+void limit_blocks(Program& program, const KvCache& cache) {
+    Limits& limits = program.limits;
+    if (limits.block_size && limits.block_size != cache.layout.block_size) throw Refusal("caches of two block sizes");
+    limits.blocks = std::min<int64_t>(limits.blocks, cache.layout.num_blocks);
+    limits.block_size = cache.layout.block_size;
+}
+
 }  // namespace
 
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v) {
     check_layer(cache, layer);
-    program.limits.slots = std::min(program.limits.slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
+    limit_slots(program, cache);
     program.add(std::make_unique<StoreKvPhase>(cache, layer, k, v));
+}
+
+void add_store_latent(Program& program, KvCache& cache, int layer, Buffer latent, const float* key) {
+    check_layer(cache, layer);
+    if (!cache.layout.is_latent || latent.width > cache.layout.key_dim) {
+        throw Refusal("latents of " + std::to_string(latent.width) + " values do not fit rows of " +
+                      std::to_string(cache.layout.key_dim));
+    }
+    limit_slots(program, cache);
+    program.add(std::make_unique<StoreLatentPhase>(cache, layer, latent, key));
 }
 
 void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, const float* q, float* out) {
@@ -213,11 +285,23 @@ void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan
         throw Refusal(std::to_string(plan.num_heads) + " query heads cannot share " +
                       std::to_string(cache.layout.kv_heads) + " key heads");
     }
-    Limits& limits = program.limits;
-    if (limits.block_size && limits.block_size != cache.layout.block_size) throw Refusal("caches of two block sizes");
-    limits.blocks = std::min<int64_t>(limits.blocks, cache.layout.num_blocks);
-    limits.block_size = cache.layout.block_size;
-    program.add(std::make_unique<AttendPhase>(cache, layer, plan, q, out));
+    limit_blocks(program, cache);
+    const KvLayout& layout = cache.layout;
+    program.add(std::make_unique<AttendPhase>(cache, layout, layer, plan, q, layout.key_dim, nullptr, out));
+}
+
+void add_attend_latent(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, Buffer q_latent,
+                       const float* q_rope, float* out) {
+    check_layer(cache, layer);
+    const int rank = plan.num_heads < 1 ? 0 : q_latent.width / plan.num_heads;
+    if (!cache.layout.is_latent || rank < 1 || rank > cache.layout.key_dim) {
+        throw Refusal("queries of " + std::to_string(rank) + " values do not fit latents of " +
+                      std::to_string(cache.layout.key_dim));
+    }
+    limit_blocks(program, cache);
+    KvLayout layout = cache.layout;
+    layout.value_dim = rank;
+    program.add(std::make_unique<AttendPhase>(cache, layout, layer, plan, q_latent.data, rank, q_rope, out));
 }
 
 }  // namespace pocketllm

@@ -9,7 +9,7 @@
 
 namespace pocketllm {
 
-enum class Elementwise : int32_t { kAdd, kSiluMul, kGeluMul };
+enum class Elementwise : int32_t { kAdd, kSiluMul, kGeluMul, kSigmoidMul, kMul };
 
 struct ProjectionPlan {
     const Matrix* weight;
@@ -21,22 +21,89 @@ struct ProjectionPlan {
 // -- rows.cpp
 void add_embed(Program& program, const Matrix& table, float scale, Buffer out);
 void add_rms_norm(Program& program, Rows rows, Buffer x, const float* weight, int weight_width, float eps, float* out);
+void add_layer_norm(Program& program, Rows rows, Buffer x, const float* weight, const float* bias, float eps,
+                    float* out);
+void add_scale(Program& program, Rows rows, Buffer x, float by, float* out);
 void add_angles(Program& program, const float* inv_freq, int pairs, float magnitude, float* out);
 void add_rope(Program& program, Buffer x, const float* angles, int pairs, int head_dim, bool half_split, float* out);
 void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, const float* y, float* out);
 void add_take(Program& program, Buffer x, float* out);
+// gate: one for each row of x
+void add_gate_rows(Program& program, Buffer x, const float* gate, float* out);
+void add_hadamard(Program& program, Rows rows, Buffer x, const float* signs, int block, bool inverse, float* out);
 
 // -- project.cpp
 // exact: float activations; otherwise int8, except for matrices of floats.
 void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps,
                  bool exact, const std::vector<ProjectionPlan>& projections);
 
+// Each head's part of a row through a matrix of its own. heads: [num_heads]; x: [tokens][num_heads * in]
+void add_project_heads(Program& program, const Kernels& kernels, Buffer x, bool exact, const Matrix* const* heads,
+                       int num_heads, float* out);
+
 // -- attend.cpp
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v);
 struct AttentionPlan {
     int32_t num_heads, window;  // window 0: all
     float scale, softcap;       // softcap 0: none
+    const float* sinks;         // [num_heads] or null
 };
 void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, const float* q, float* out);
+// Of a cache of latents. key, q_rope: the dimensions after the latent's
+void add_store_latent(Program& program, KvCache& cache, int layer, Buffer latent, const float* key);
+void add_attend_latent(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, Buffer q_latent,
+                       const float* q_rope, float* out);
+
+// -- recurrent.cpp
+// A layer's states: `num_slots` of them, each `slot_floats` from the next.
+struct StatePlan {
+    float* states;
+    int64_t slot_floats;
+    int32_t num_slots;
+};
+void add_causal_conv(Program& program, Buffer x, const float* kernel, int taps, bool silu, const StatePlan& states,
+                     float* out);
+// api/recurrent.py, `DeltaNet`. Mirrored in library.py.
+struct DeltaPlan {
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim, is_tiled;
+    float eps;
+    const float *rate, *time_bias;  // [num_value_heads]
+};
+// mixed: queries, keys and values of all heads; step, share: logits [tokens][num_value_heads]
+void add_gated_delta(Program& program, Buffer mixed, const float* step, const float* share, const DeltaPlan& plan,
+                     const StatePlan& states, float* out);
+
+// -- streams.cpp
+// api/ops.py, `HyperConnection`, without its projection. Mirrored in library.py.
+struct StreamsPlan {
+    int32_t num_streams, iterations;
+    float eps, clamp;
+    const float *scale, *base;  // [3], [2n + n · n]
+};
+void add_open_streams(Program& program, Buffer x, int num_streams, float* out);
+// logits: what the connection's projection gave; out: what a sublayer reads; shares: for write_streams
+void add_read_streams(Program& program, Buffer streams, const float* logits, const StreamsPlan& plan, float* out,
+                      float* shares);
+void add_write_streams(Program& program, Buffer streams, const float* shares, Buffer y, float* out);
+void add_mean_streams(Program& program, Buffer streams, int num_streams, float* out);
+
+// -- mixture.cpp
+enum class Gating : int32_t { kSoftmax, kSigmoid };
+// api/ops.py, `Experts` and `Routing`; gate, up and down: [num_experts] matrices each. Mirrored in library.py.
+struct MixturePlan {
+    const Matrix *const *gate, *const *up, *const *down;
+    const float* bias;  // [num_experts], or null
+    int32_t num_experts, num_used;
+    Gating gating;
+    int32_t normalized;
+    float scale;
+    int32_t num_groups, num_groups_used, best_of_group;
+    // api/ops.py, `BoundedExperts`; null and 0 for plain ones
+    const float *gate_bias, *up_bias, *down_bias;  // [num_experts][inner, inner, out]
+    float slope, limit;
+};
+// logits: the router's, [tokens][num_experts]; out: [tokens][x.width]
+void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, bool exact,
+                 const MixturePlan& plan, float* out);
 
 }  // namespace pocketllm

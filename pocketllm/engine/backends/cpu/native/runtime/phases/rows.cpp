@@ -1,6 +1,7 @@
 // Phases that work on each row by itself.
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "runtime/phases/phases.h"
 
@@ -60,6 +61,21 @@ void add_rms_norm(Program& program, Rows rows, Buffer x, const float* weight, in
     });
 }
 
+void add_layer_norm(Program& program, Rows rows, Buffer x, const float* weight, const float* bias, float eps,
+                    float* out) {
+    add_rows(program, Kind::kNorm, rows, 2 * int64_t(x.width), [=](const Run& run, int64_t first, int64_t last) {
+        const int64_t at = first * x.width;
+        run.kernels.layer_norm(x.data + at, last - first, x.width, weight, bias, eps, out + at);
+    });
+}
+
+void add_scale(Program& program, Rows rows, Buffer x, float by, float* out) {
+    add_rows(program, Kind::kElementwise, rows, x.width, [=](const Run& run, int64_t first, int64_t last) {
+        const int64_t at = first * x.width;
+        run.kernels.scale(x.data + at, by, (last - first) * x.width, out + at);
+    });
+}
+
 void add_angles(Program& program, const float* inv_freq, int pairs, float magnitude, float* out) {
     constexpr int kWorkOfOne = 64;  // a cosine and a sine in float64, in floats that are merely copied
     add_rows(program, Kind::kAngles, Rows::kTokens, int64_t(pairs) * kWorkOfOne,
@@ -87,11 +103,14 @@ void add_rope(Program& program, Buffer x, const float* angles, int pairs, int he
 }
 
 void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, const float* y, float* out) {
-    const int64_t work = what == Elementwise::kAdd ? x.width : 4 * int64_t(x.width);
+    const bool is_plain = what == Elementwise::kAdd || what == Elementwise::kMul;
+    const int64_t work = is_plain ? x.width : 4 * int64_t(x.width);
     add_rows(program, Kind::kElementwise, rows, work, [=](const Run& run, int64_t first, int64_t last) {
-        const auto function = what == Elementwise::kAdd       ? run.kernels.add
-                              : what == Elementwise::kSiluMul ? run.kernels.silu_mul
-                                                              : run.kernels.gelu_mul;
+        const auto function = what == Elementwise::kAdd          ? run.kernels.add
+                              : what == Elementwise::kSiluMul    ? run.kernels.silu_mul
+                              : what == Elementwise::kGeluMul    ? run.kernels.gelu_mul
+                              : what == Elementwise::kSigmoidMul ? run.kernels.sigmoid_mul
+                                                                 : run.kernels.mul;
         const int64_t at = first * x.width, end = last * x.width;
         function(x.data + at, y + at, end - at, out + at);
     });
@@ -102,6 +121,26 @@ void add_take(Program& program, Buffer x, float* out) {
         for (int64_t row = first; row < last; ++row) {
             std::memcpy(out + row * x.width, x.data + run.step.logit_rows[row] * int64_t(x.width),
                         x.width * sizeof(float));
+        }
+    });
+}
+
+void add_gate_rows(Program& program, Buffer x, const float* gate, float* out) {
+    add_rows(program, Kind::kElementwise, Rows::kTokens, x.width, [=](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const float share = float(1.0 / (1.0 + std::exp(-double(gate[row]))));
+            run.kernels.scale(x.data + row * x.width, share, x.width, out + row * x.width);
+        }
+    });
+}
+
+void add_hadamard(Program& program, Rows rows, Buffer x, const float* signs, int block, bool inverse, float* out) {
+    if (block < 1 || (block & (block - 1)) || x.width % block) {
+        throw Refusal("rows of " + std::to_string(x.width) + " cannot be rotated in runs of " + std::to_string(block));
+    }
+    add_rows(program, Kind::kElementwise, rows, 8 * int64_t(x.width), [=](const Run& run, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            run.kernels.hadamard(x.data + row * x.width, signs, x.width, block, inverse, out + row * x.width);
         }
     });
 }
