@@ -1,6 +1,6 @@
 """Checks of the kernels on the CPU: run with TRITON_INTERPRET=1 (`tests/unit/test_cuda_kernels.py` does).
 
-usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention
+usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention | steps
 """
 
 import sys
@@ -14,7 +14,6 @@ from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.kernels import gemv
-from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
 from pocketllm.engine.backends.cuda.ops import CudaOps
@@ -22,8 +21,9 @@ from pocketllm.engine.backends.cuda.packing import Packed, unpack
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_NAME
-from tests.cuda.model import error
-from tests.cuda.synthetic import HALVES
+from tests.cuda.kernels import in_fragments, in_rows, row_values
+from tests.cuda.model import Session, error
+from tests.cuda.synthetic import HALVES, Synthetic
 
 RANDOM = np.random.default_rng(0)
 CUDA, REFERENCE = CudaOps(kv_dtype="float32", device="cpu"), ReferenceOps()
@@ -62,14 +62,13 @@ def products() -> None:
     for quant_type in LAYOUTS:
         held = matrices.load(blocks(quant_type, 4, 256), quant_type, (4, 256), torch.device("cpu")).held
         assert isinstance(held, Packed)
-        x, scales = torch.randint(-127, 128, (3, 256), dtype=torch.int8), torch.rand(3, 8)
-        y, bias, residual = torch.full((3, 4), torch.nan), torch.randn(4), torch.randn(3, 4)
-        gemv.multiply(x.view(torch.int32), scales, held, y, bias, residual)
-        values = (x.view(3, 8, 32).double() * scales[:, :, None]).view(3, 256)
-        want = values @ unpack(held).double().T + bias + residual
-        assert error(y.numpy(), want.numpy()) < 1e-6, quant_type
+        words, marks = in_rows(torch.randn(1, 256))
+        y, bias, residual = torch.full((4,), torch.nan), torch.randn(4), torch.randn(4)
+        gemv.multiply(words[0], marks[0], held, y, bias, residual)
+        want = row_values(words, marks, 256) @ unpack(held).double().T + bias + residual
+        assert error(y.numpy(), want[0].numpy()) < 1e-6, quant_type
     data, norm = blocks("Q4_K", 8, 256), RANDOM.standard_normal(256).astype(np.float32)
-    for tokens, limit in ((2, 0.02), (17, 1e-3)):
+    for tokens, limit in ((2, 0.02), (33, 1e-3)):
         x = RANDOM.standard_normal((tokens, 256)).astype(np.float32)
 
         def both(ops: Any, x: Any = x) -> Any:
@@ -96,17 +95,16 @@ def rows_and_heads() -> None:
         lambda ops: ops.embed(ops.load_matrix(blocks_once, "Q5_K", (6, 256)), np.array([5, 0], np.int32), 2.5),
     ]
     blocks_once = blocks("Q5_K", 6, 256)
-    in_order, traded = (torch.full((8, 64), 7, dtype=torch.int8) for _ in range(2))
-    scales, traded_scales = torch.zeros(3, 2), torch.zeros(8, 2)
-    write_rows(in_order[:3], torch.from_numpy(x), scales=scales)
-    write_rows(traded, torch.from_numpy(x), scales=traded_scales, in_fragments=True)
-    for row in range(3):  # of line l, thread (row, t) of a warp has values 4t to 4t + 3 and those 16 on
-        lines = traded.view(2, 8, 4, 2, 4)[:, row].transpose(1, 2)
-        assert torch.equal(lines.reshape(64), in_order[row])
-        assert torch.equal(traded_scales.view(2, 8)[:, row], scales[row])
-        assert torch.allclose(
-            in_order[row].view(2, 32) * scales[row][:, None], torch.from_numpy(x[row]).view(2, 32), atol=0.02
-        )
+    words, marks = in_rows(torch.from_numpy(x))
+    assert torch.allclose(row_values(words, marks, 64).float(), torch.from_numpy(x), atol=0.02)
+    assert not row_values(words, marks, 128)[:, 64:].any()  # what fills the last block up
+    traded, traded_marks = in_fragments(torch.from_numpy(x))
+    for row in range(3):  # of unit u, thread (row, t) of a warp has words t and 4 + t
+        units = traded.view(4, 8, 4, 2)[:, row].transpose(1, 2).reshape(4, 8)
+        in_order = words[row].view(2, 1, 4, 4).permute(1, 3, 0, 2).reshape(4, 8)
+        assert torch.equal(units, in_order)
+        own = traded_marks.view(4, 4, 4, 2)[:, row // 2, :, row % 2]
+        assert torch.equal(own.reshape(-1), marks[row])
     for layout in RopeLayout:
 
         def rotated(ops: Any, layout: RopeLayout = layout) -> Any:
@@ -141,6 +139,17 @@ def attention() -> None:
         assert compared(attended) < 1e-6, spec
 
 
+def steps() -> None:
+    """Decode steps, in which sums, norms and the cache's new rows are put off: as the reference has them."""
+    shape = (1, 32, 32, 1, 1, 32, 4)  # rows of no whole number of blocks
+    sessions = [
+        Session(Synthetic(*shape, types=("Q4_0", "Q8_0", "Q5_0"), scale=0.03), ops, 2, 16) for ops in (CUDA, REFERENCE)
+    ]
+    for ids, starts in (([[3]], [0]), ([[1], [2]], [1, 0])):
+        batch = sessions[0].batch(ids, starts)
+        assert error(*(session.logits(batch) for session in sessions)) < 2e-2, starts
+
+
 def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:
     row = np.repeat(np.arange(len(counts)), counts)
     positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)]).astype(np.int32)
@@ -167,6 +176,6 @@ def compared(check: Callable[[Any], Any]) -> float:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     PARTS: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (packing, products, rows_and_heads, attention)
+        part.__name__: part for part in (packing, products, rows_and_heads, attention, steps)
     }
     PARTS[sys.argv[1]]()

@@ -66,12 +66,14 @@ def check() -> None:
         cuda, reference = sessions
         whole = [s.logits(s.batch(prompts, [0] * 8)) for s in sessions]
         line.append(f"prefill {error(*whole):.1e}")
-        lengths, steps, same, alone_same = [len(p) for p in prompts], [], True, True
+        lengths, steps, same, alone_same, spare_same = [len(p) for p in prompts], [], True, True, True
         for _ in range(3):
             token = [[int(random.integers(0, 1000))] for _ in range(8)]
             batch = cuda.batch(token, lengths)
             got, want = cuda.logits(batch), reference.logits(batch)
             same &= np.array_equal(got, cuda.logits(batch, captured=False))
+            few = cuda.logits(cuda.batch(token[:3], lengths[:3]))  # one of the widths of the ladder is larger
+            spare_same &= np.array_equal(few, got[:3])
             for n in (0, 7):
                 alone = cuda.logits(cuda.batch([token[n]], [lengths[n]], [n]))
                 alone_same &= np.array_equal(alone[0], got[n])
@@ -79,7 +81,12 @@ def check() -> None:
             lengths = [length + 1 for length in lengths]
         repeats = all(np.array_equal(got, cuda.logits(batch)) for _ in range(20))
         line += [f"20 repeats identical {repeats}"]
-        line += [f"decode {max(steps):.1e}", f"captured=eager {same}", f"alone=batched {alone_same}"]
+        line += [
+            f"decode {max(steps):.1e}",
+            f"captured=eager {same}",
+            f"alone=batched {alone_same}",
+            f"three=eight {spare_same}",
+        ]
         print(*line, flush=True)
 
 

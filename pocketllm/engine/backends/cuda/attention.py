@@ -12,11 +12,13 @@ from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.cuda.batch import TILE_QUERIES, DeviceBatch
 from pocketllm.engine.backends.cuda.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.kernels.heads import heads_kernel, store_kernel
+from pocketllm.engine.backends.cuda.packing import units_of
 
 SPLIT = 64
 """Keys in one split of a decode step; part of the numerics version."""
 TILE_KEYS = 64
 MERGED_AT_ONCE = 16
+"""Splits; part of the numerics version too."""
 ROTATIONS = {None: 0, RopeLayout.ADJACENT: 1, RopeLayout.HALF_SPLIT: 2}
 
 
@@ -75,49 +77,81 @@ def store(k: Heads, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> N
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class New:
+    """A step's keys and values that are not in the cache yet: attention takes them from here, and keeps them there."""
+
+    k: Heads
+    v: Tensor
+
+
 def attend(
-    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, as_bytes: bool, in_fragments: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, as_bytes: bool,
+    in_fragments: bool, new: New | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Each sequence's new tokens over its own cached ones: [tokens, heads · v_dim], float32.
 
-    Beside it the same as int8 in words of four and its scales, in the form of `rows.write_rows`; not written unless
-    as_bytes, which takes a step in which every sequence has one token.
+    Beside it the same as int8 in words of four and its marks, in the form of `rows.write_rows`; not written unless
+    as_bytes, which takes a step in which every sequence has one token, as `new` does.
     """
-    x, weight, angles, eps, num_freq = q.arguments()
-    block, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
-    group = spec.num_heads // kv_heads
-    out = torch.empty(len(x), spec.num_heads * v_dim, dtype=torch.float32, device=x.device)
-    width = out.shape[1]
-    eights = -(-len(x) // 8) * 8
-    out_bytes = torch.empty(eights * width // 4 if as_bytes else 1, dtype=torch.int32, device=x.device)
-    out_scales = torch.empty(eights * width // 32 if as_bytes else 1, dtype=torch.float32, device=x.device)
+    out = torch.empty(len(q.x), spec.num_heads * values.shape[3], dtype=torch.float32, device=q.x.device)
+    units = units_of(out.shape[1])
+    eights = -(-len(out) // 8) * 8 if as_bytes else 0
+    out_bytes = torch.empty(max(1, eights * units * 8), dtype=torch.int32, device=out.device)
+    out_marks = torch.empty(max(1, eights * units * 4), dtype=torch.float32, device=out.device)
     shape = q.constants()
-    head_block = shape.pop("BLOCK")
-    limits = (spec.scale, spec.softcap or 0.0, spec.window or 0)
     constants = {
-        **shape, "D_BLOCK": head_block, "GROUP": group, "V_DIM": v_dim, "V_BLOCK": triton.next_power_of_2(v_dim),
-        "BLOCK": block, "HAS_SOFTCAP": spec.softcap is not None, "HAS_WINDOW": spec.window is not None,
+        **shape, "D_BLOCK": shape["BLOCK"], "GROUP": spec.num_heads // keys.shape[2], "V_DIM": values.shape[3],
+        "V_BLOCK": triton.next_power_of_2(values.shape[3]), "BLOCK": keys.shape[1],
+        "HAS_SOFTCAP": spec.softcap is not None, "HAS_WINDOW": spec.window is not None,
     }  # fmt: skip
-    singles, tiles = len(batch.single_seqs), len(batch.tile_seqs)
-    if singles:
-        splits = -(-batch.max_length // SPLIT)
-        parts = torch.empty(singles, spec.num_heads, splits, v_dim, dtype=torch.float32, device=x.device)
-        marks = torch.empty(singles, spec.num_heads, splits, 2, dtype=torch.float32, device=x.device)
-        kernels.split_kernel[(singles, kv_heads, splits)](
-            x, weight, angles, keys, values, batch.block_table, batch.seq_lens, batch.single_seqs, batch.single_tokens,
-            parts, marks, x.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, num_freq, *limits,
-            ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, TILE=TILE_KEYS, **constants, num_warps=4,
+    if len(batch.single_seqs):
+        parts, marks = attend_singles(q, keys, values, batch, spec, constants, new)
+        kernels.merge_kernel[(len(batch.single_seqs), spec.num_heads)](
+            parts, marks, batch.seq_lens, batch.single_seqs, batch.single_tokens, out, out_bytes, out_marks,
+            spec.num_heads, parts.shape[2], spec.window or 0, units,
+            V_DIM=values.shape[3], V_BLOCK=constants["V_BLOCK"], SPLIT=SPLIT,
+            SPLITS=triton.next_power_of_2(parts.shape[2]), AT_ONCE=MERGED_AT_ONCE, HAS_WINDOW=spec.window is not None,
+            HAS_BYTES=as_bytes, IN_FRAGMENTS=in_fragments, IS_FULL=units * 32 == out.shape[1], num_warps=4,
         )  # fmt: skip
-        kernels.merge_kernel[(singles, spec.num_heads)](
-            parts, marks, batch.seq_lens, batch.single_seqs, batch.single_tokens, out, out_bytes, out_scales,
-            spec.num_heads, splits,
-            spec.window or 0, V_DIM=v_dim, V_BLOCK=triton.next_power_of_2(v_dim), SPLIT=SPLIT, AT_ONCE=MERGED_AT_ONCE,
-            HAS_WINDOW=spec.window is not None, HAS_BYTES=as_bytes, IN_FRAGMENTS=in_fragments, num_warps=4,
-        )  # fmt: skip
-    if tiles:
-        kernels.tiles_kernel[(tiles, spec.num_heads)](
-            x, weight, angles, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
-            batch.tile_seqs, batch.tile_firsts, out, x.stride(0), batch.block_table.stride(0), spec.num_heads, kv_heads,
-            eps, num_freq, *limits, QUERIES=TILE_QUERIES, TILE=TILE_KEYS, **constants, num_warps=4,
-        )  # fmt: skip
-    return out, out_bytes, out_scales
+    if len(batch.tile_seqs):
+        attend_tiles(q, keys, values, batch, spec, constants, out)
+    return out, out_bytes, out_marks
+
+
+def attend_singles(
+    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, constants: dict[str, int | bool],
+    new: New | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Sequences with one token: each split of their keys by itself."""
+    x, weight, angles, eps, num_freq = q.arguments()
+    singles, heads, v_dim = len(batch.single_seqs), spec.num_heads, values.shape[3]
+    splits = -(-batch.max_length // SPLIT)
+    parts = torch.empty(singles, heads, splits, v_dim, dtype=torch.float32, device=x.device)
+    marks = torch.empty(singles, heads, splits, 2, dtype=torch.float32, device=x.device)
+    k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
+    v = x if new is None else new.v
+    group = heads // keys.shape[2]
+    kernels.split_kernel[(singles, keys.shape[2], splits)](
+        x, weight, angles, k, k_weight, v, batch.slot_mapping, keys, values, batch.block_table, batch.seq_lens,
+        batch.single_seqs, batch.single_tokens, parts, marks, x.stride(0), k.stride(0), v.stride(0),
+        batch.block_table.stride(0), keys.shape[2], splits, eps, k_eps, num_freq, spec.scale, spec.softcap or 0.0,
+        spec.window or 0,
+        ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, TILE=TILE_KEYS, HAS_NEW=new is not None, **constants,
+        num_warps=4,
+    )  # fmt: skip
+    return parts, marks
+
+
+def attend_tiles(
+    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, constants: dict[str, int | bool],
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Sequences with more tokens: each tile of them by itself."""
+    x, weight, angles, eps, num_freq = q.arguments()
+    kernels.tiles_kernel[(len(batch.tile_seqs), spec.num_heads)](
+        x, weight, angles, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
+        batch.tile_seqs, batch.tile_firsts, out, x.stride(0), batch.block_table.stride(0), spec.num_heads,
+        keys.shape[2], eps, num_freq, spec.scale, spec.softcap or 0.0, spec.window or 0,
+        QUERIES=TILE_QUERIES, TILE=TILE_KEYS, **constants, num_warps=4,
+    )  # fmt: skip

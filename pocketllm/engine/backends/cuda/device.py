@@ -24,7 +24,7 @@ RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
 BATCH_INVARIANT_WIDTH = 1
 """Nothing is promised beyond: sums of a row are taken in another order when more rows are multiplied with it."""
-NUMERICS_VERSION = "cuda-1"
+NUMERICS_VERSION = "cuda-2"
 
 
 def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:

@@ -1,10 +1,13 @@
 """The layouts in which packed matrices lie in GPU memory, and which quant type has which; read without torch.
 
-A row is cut into groups of 16 or 32 values that share a scale. A value is `scale · q - minimum`, with q an integer code
-minus the layout's offset, or an entry of its table. Codes lie in 32-bit words; four neighbors of a row sit in the four
-bytes of a word, at the same place of each byte, so that masks and shifts alone turn a word into words of four bytes,
-which meet a row of x in its natural order: part h of word i of a group holds values 4 · (h · words + i) and the next
-three.
+A row is cut into units of 32 values, and those into one or two groups that share a scale. A value is `scale · q -
+minimum`, with q an integer code minus the layout's offset, or an entry of its table. Codes lie in 32-bit words: word i
+of a unit holds values 4i to 4i + 3 in the low halves of its four bytes and values 16 + 4i to 16 + 4i + 3 in the high
+ones, so that masks and shifts alone turn a word into words of four bytes, which meet a row of x in its natural order.
+
+Four units make a block. In it the words of one place lie together: place i of a block holds word i of each of its four
+units. That is what thread i of four needs when tensor cores multiply (PTX ISA, "Matrix Fragments for mma.m16n8k32"),
+sixteen bytes in one load; a matrix-vector kernel sums over its four threads and trades.
 """
 
 from collections.abc import Mapping
@@ -17,6 +20,11 @@ from pocketllm.engine.weights.bits import CODEBOOK, E2M1_DOUBLED
 
 TILE_ROWS = 4
 """Rows whose scales lie together: a thread of a matrix-vector kernel works on as many rows at once."""
+UNIT = 32
+"""Values of a row whose codes share words; x has a scale for each."""
+BLOCK_UNITS = 4
+PER_SHARED = 256
+"""Values under one scale of scales."""
 
 
 class Form(IntEnum):
@@ -25,11 +33,11 @@ class Form(IntEnum):
     NIBBLE = 0
     """eight codes of four bits: the low and the high halves of the bytes"""
     NIBBLE_1 = 1
-    """the same, the fifth bits in a word of their own for each group"""
+    """the same, the fifth bits of a block's four words of one place in a word of their own"""
     NIBBLE_2 = 2
-    """the same, the fifth and sixth bits in a word of their own for each group of 16"""
+    """the same, the fifth and sixth bits of two words of one place in a word of their own"""
     BYTE = 3
-    """four signed bytes"""
+    """four signed bytes; a row's first halves of units, then its second ones"""
     TABLE = 4
     """eight places in a table of 16 signed bytes"""
 
@@ -60,22 +68,21 @@ class Layout:
     table: tuple[int, ...] = (0,) * 16
 
     @property
-    def parts(self) -> int:
-        """Words of four bytes that a word becomes."""
-        return 1 if self.form is Form.BYTE else 2
+    def planes(self) -> int:
+        """Words of a unit at one place."""
+        return 2 if self.form is Form.BYTE else 1
 
     @property
-    def words(self) -> int:
-        """Words of a group."""
-        return self.group // (4 * self.parts)
+    def high_words(self) -> int:
+        """Words with upper bits, of a block's words of one place."""
+        return {Form.NIBBLE_1: 1, Form.NIBBLE_2: 2}.get(self.form, 0)
 
     @property
     def bytes_per_element(self) -> float:
-        """Memory of a value, its share of the scales included."""
-        high = 4 if self.form in (Form.NIBBLE_1, Form.NIBBLE_2) else 0
+        """Memory of a value, its share of the scales included; rows are filled up to whole blocks."""
         scale = {Scales.HALF: 2, Scales.HALVES: 4, Scales.K: 2, Scales.SIGNED: 1, Scales.FLOAT: 4}[self.scales]
-        shared = {Scales.K: 4 / 256, Scales.SIGNED: 2 / 256}.get(self.scales, 0.0)
-        return (4 * self.words + high + scale) / self.group + shared
+        shared = {Scales.K: 4 / PER_SHARED, Scales.SIGNED: 2 / PER_SHARED}.get(self.scales, 0.0)
+        return self.planes / 2 + self.high_words / 8 + scale / self.group + shared
 
     @property
     def packed_table(self) -> tuple[int, ...]:

@@ -16,18 +16,18 @@ from torch import Tensor
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.attention import Heads, PagedCache, attend, store
+from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
 from pocketllm.engine.backends.cuda.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain
-from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Products, reads_fragments
+from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Products, Sum
 
 SILU, GELU = 1, 2
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-Rows = Tensor | Gated | Heads | Attended
+Rows = Tensor | Gated | Heads | Attended | Sum
 
 
 class CudaOps:
@@ -39,6 +39,9 @@ class CudaOps:
         self._products = Products(self._device)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
         self._captured: list[Captured] = []
+        self._is_decode = False
+        """Whether a captured step of nothing but single tokens is being run: then some things are put off."""
+        self._new: tuple[PagedCache, int, New, DeviceBatch] | None = None
         # products in float32 are so to the last bit
         torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -83,7 +86,7 @@ class CudaOps:
 
     def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """Norm, gate and rounding in one kernel, then one for all matrices of one layout."""
-        operand = x if isinstance(x, Gated | Attended) else written(x)
+        operand = x if isinstance(x, Gated | Attended | Sum) else written(x)
         graph = next((c.last[1] for c in self._captured if c.last is not None and c.last[0] is x), None)
         if graph is None or norm is not None:
             return self._products.project(operand, projections, norm, None)
@@ -95,9 +98,10 @@ class CudaOps:
         graph.heads[key].graph.replay()
         return tuple(out[: len(operand)] for out in graph.heads[key].result)
 
-    def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor:
-        operand = x if isinstance(x, Gated | Attended) else written(x)
-        return self._products.project(operand, (projection,), None, written(residual))[0]
+    def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor | Sum:
+        operand, rest = x if isinstance(x, Gated | Attended) else written(x), written(residual)
+        late = self._products.sum(operand, projection, rest) if self._is_decode and len(operand) == 1 else None
+        return late or self._products.project(operand, (projection,), None, rest)[0]
 
     def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32] | Tensor, magnitude: float) -> Tensor:
         """[tokens, 2, frequencies]: cosines, then sines."""
@@ -120,16 +124,33 @@ class CudaOps:
         return Heads(written(x), head_dim, None, angles, layout)
 
     def store_kv(self, cache: PagedCache, layer: int, k: Rows, v: Rows, batch: ForwardBatch) -> None:
+        """In decode steps put off: attention over the same layer keeps what it takes from k and v."""
+        self._store_new()
         heads = k if isinstance(k, Heads) else Heads(written(k), cache.keys[layer].shape[-1])
-        store(heads, written(v), cache.keys[layer], cache.values[layer], self._of(batch).slot_mapping)
+        self._new = cache, layer, New(heads, written(v)), self._of(batch)
+        if not self._is_decode:
+            self._store_new()
+
+    def _store_new(self) -> None:
+        """Put what was put off into the cache."""
+        if self._new is not None:
+            cache, layer, new, batch = self._new
+            store(new.k, new.v, cache.keys[layer], cache.values[layer], batch.slot_mapping)
+        self._new = None
 
     def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Rows:
         heads, own = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim), self._of(batch)
+        new = None
+        is_own = self._new is not None and self._new[0] is cache and self._new[1] == layer
+        if self._new is not None and is_own and may_take(heads, self._new[2].k):
+            new, self._new = self._new[2], None
+        self._store_new()
         tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
-        as_bytes = len(own.single_seqs) == tokens <= FEW_ROWS and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
-        cached = cache.keys[layer], cache.values[layer]
-        out, low, scales = attend(heads, *cached, own, spec, as_bytes, reads_fragments(tokens))
-        return Attended(out, low, scales) if as_bytes else out
+        as_bytes = not self._products.is_prompt and len(own.single_seqs) == tokens <= FEW_ROWS
+        as_bytes = as_bytes and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
+        cached, fragments = (cache.keys[layer], cache.values[layer]), self._products.reads_fragments(tokens)
+        out, low, marks = attend(heads, *cached, own, spec, as_bytes, fragments, new)
+        return Attended(out, low, marks) if as_bytes else out
 
     def silu_mul(self, gate: Rows, up: Rows) -> Gated:
         return Gated(written(gate), written(up), SILU)
@@ -158,8 +179,19 @@ class CudaOps:
             torch.cuda.synchronize(self._device)
 
     def capture(self, forward: Callable[[ForwardBatch], Any], max_tokens: int) -> Captured:
-        """Decode steps become CUDA graphs when they are first seen; other steps run one operation after another."""
-        captured = Captured(lambda batch: written(forward(batch)), self._device, max_tokens)  # type: ignore[arg-type]
+        """Steps become CUDA graphs when their size is first seen."""
+
+        def step(batch: DeviceBatch) -> Tensor:
+            self._is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
+            self._products.is_prompt = not self._is_decode
+            try:
+                result = written(forward(batch))  # type: ignore[arg-type]
+                self._store_new()
+            finally:
+                self._is_decode = self._products.is_prompt = False
+            return result
+
+        captured = Captured(step, self._device, max_tokens)
         self._captured.append(captured)
         return captured
 
@@ -181,9 +213,14 @@ class CudaOps:
         return self._batch[1]
 
 
+def may_take(q: Heads, k: Heads) -> bool:
+    """Whether keys are normed and rotated as queries are, so that one kernel does both."""
+    return q.constants() == k.constants() and q.angles is k.angles
+
+
 def written(x: Rows) -> Tensor:
     """Rows as a tensor."""
-    if isinstance(x, Heads):
+    if isinstance(x, Heads | Sum):
         return x.written()
     if isinstance(x, Attended):
         return x.x

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, Form, Layout, Scales
+from pocketllm.engine.backends.cuda.layouts import BLOCK_UNITS, PER_SHARED, TILE_ROWS, UNIT, Form, Layout, Scales
 
 
 @dataclass
@@ -22,42 +22,69 @@ class Parts:
 
 @dataclass
 class Packed:
-    """A matrix [rows, cols] in a layout; its rows padded to whole tiles of TILE_ROWS."""
+    """A matrix [rows, cols] in a layout; rows are filled up to whole tiles of TILE_ROWS, columns to whole blocks."""
 
     layout: Layout
     rows: int
     cols: int
     words: Tensor
-    """int32 [padded rows, groups, words]"""
+    """int32 [padded rows, planes · blocks · 16]: of each plane and block place by place, each for the block's units"""
     high: Tensor
-    """int32 [padded rows, groups], or one number where the layout has none"""
+    """int32 [padded rows, blocks · 4 · high words], or one number where the layout has none"""
     scales: Tensor
     """[tiles, groups, TILE_ROWS]; its dtype is the layout's"""
     shared: Tensor
     """[tiles, 256s, TILE_ROWS], or one number where the layout has none"""
 
+    @property
+    def units(self) -> int:
+        """Units of a row."""
+        return units_of(self.cols)
+
+
+def units_of(cols: int) -> int:
+    """Units that a row of so many values takes, whole blocks."""
+    return -(-cols // (UNIT * BLOCK_UNITS)) * BLOCK_UNITS
+
 
 def pack(parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Words, high bits, scales and shared scales of whole tiles of rows."""
     rows, groups, _ = parts.codes.shape
-    codes = parts.codes.view(rows, groups, layout.parts, layout.words, 4).to(torch.int32)
-    part, word, byte = places(layout, codes.device)
-    high = torch.zeros(1, dtype=torch.int32, device=codes.device)
+    units = units_of(groups * layout.group)
+    flat = filled(parts.codes.reshape(rows, -1), units * UNIT)
+    codes = flat.view(rows, -1, BLOCK_UNITS, 2, 4, 4).to(torch.int32)  # [rows, blocks, unit, half, place, byte]
+    unit, half, byte = places(codes.device)
     low = codes if layout.form is Form.BYTE else codes & 15
-    words = (low << (4 * part + 8 * byte)).sum((2, 4), dtype=torch.int32)
+    if layout.form is Form.BYTE:
+        words = (low << (8 * byte)).sum(-1, dtype=torch.int32).permute(0, 3, 1, 4, 2)
+    else:
+        words = (low << (4 * half + 8 * byte)).sum((3, 5), dtype=torch.int32).transpose(2, 3)
+    high = torch.zeros(1, dtype=torch.int32, device=codes.device)
     if layout.form is Form.NIBBLE_1:
-        high = ((codes >> 4) << (2 * word + part + 8 * byte)).sum((2, 3, 4), dtype=torch.int32)
+        high = ((codes >> 4) << (2 * unit + half + 8 * byte)).sum((2, 3, 5), dtype=torch.int32)
     elif layout.form is Form.NIBBLE_2:
-        high = ((codes >> 4) << (4 * word + 2 * part + 8 * byte)).sum((2, 3, 4), dtype=torch.int32)
+        bits = (codes >> 4) << (4 * (unit % 2) + 2 * half + 8 * byte)
+        high = bits.view(rows, -1, 2, 2, 2, 4, 4).sum((3, 4, 6), dtype=torch.int32).transpose(2, 3)
+    if high.ndim > 1:
+        high = high.reshape(rows, -1)
     scales, shared = pack_scales(parts, layout.scales)
-    return words, high, tiled(scales), shared if shared.ndim == 1 else tiled(shared)
+    scales = tiled(filled(scales, units * UNIT // layout.group))
+    if shared.ndim > 1:
+        shared = tiled(filled(shared, -(-units * UNIT // PER_SHARED)))
+    return words.reshape(rows, -1), high, scales, shared
 
 
-def places(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of the part, word and byte of each value of a group, [parts, words, 4] by broadcast."""
-    part = torch.arange(layout.parts, dtype=torch.int32, device=device)[:, None, None]
-    word = torch.arange(layout.words, dtype=torch.int32, device=device)[:, None]
-    return part, word, torch.arange(4, dtype=torch.int32, device=device)
+def places(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Number of the unit, half and byte of each value of a block, [units, halves, places, bytes] by broadcast."""
+    unit = torch.arange(BLOCK_UNITS, dtype=torch.int32, device=device)[:, None, None, None]
+    half = torch.arange(2, dtype=torch.int32, device=device)[:, None, None]
+    return unit, half, torch.arange(4, dtype=torch.int32, device=device)
+
+
+def filled(values: Tensor, width: int) -> Tensor:
+    """[rows, n] → [rows, width], zeros after what is there."""
+    lacking = width - values.shape[1]
+    return values if lacking == 0 else torch.cat([values, values.new_zeros(len(values), lacking)], 1)
 
 
 def pack_scales(parts: Parts, kind: Scales) -> tuple[Tensor, Tensor]:
@@ -98,29 +125,39 @@ def untiled(values: Tensor) -> Tensor:
 def unpack(packed: Packed) -> Tensor:
     """The matrix's values, float32 [rows, cols]: what every kernel computes with, spelled out."""
     layout = packed.layout
-    part, word, byte = places(layout, packed.words.device)
-    words = packed.words[:, :, None, :, None]
-    high = packed.high[..., None, None, None] if packed.high.ndim > 1 else packed.high
-    codes = (words >> (4 * part + 8 * byte)) & (255 if layout.form is Form.BYTE else 15)
-    if layout.form is Form.BYTE:
-        codes = (codes ^ 128) - 128
-    elif layout.form is Form.NIBBLE_1:
-        codes |= ((high >> (2 * word + part + 8 * byte)) & 1) << 4
-    elif layout.form is Form.NIBBLE_2:
-        codes |= ((high >> (4 * word + 2 * part + 8 * byte)) & 3) << 4
-    elif layout.form is Form.TABLE:
+    codes = codes_of(packed)
+    if layout.form is Form.TABLE:
         codes = torch.tensor(layout.table, device=codes.device)[codes]
-    codes = codes.reshape(*packed.words.shape[:2], layout.group) - layout.offset
+    codes = codes.reshape(len(packed.words), -1, layout.group) - layout.offset
     scale, minimum = group_scales(packed)
     values = codes.float() * scale[..., None]
     if minimum is not None:
         values -= minimum[..., None]
-    return values.reshape(len(packed.words), -1)[: packed.rows]
+    return values.reshape(len(packed.words), -1)[: packed.rows, : packed.cols]
+
+
+def codes_of(packed: Packed) -> Tensor:
+    """Codes as they were packed, int32 [padded rows, padded columns]."""
+    form, rows = packed.layout.form, len(packed.words)
+    unit, half, byte = places(packed.words.device)
+    if form is Form.BYTE:
+        words = packed.words.view(rows, 2, -1, 4, BLOCK_UNITS).permute(0, 2, 4, 1, 3)[..., None]
+        return ((((words >> (8 * byte)) & 255) ^ 128) - 128).reshape(rows, -1)
+    words = packed.words.view(rows, -1, 4, BLOCK_UNITS).transpose(2, 3)[:, :, :, None, :, None]
+    codes = (words >> (4 * half + 8 * byte)) & 15
+    if form is Form.NIBBLE_1:
+        high = packed.high.view(rows, -1, 1, 1, 4, 1)
+        codes = codes | ((high >> (2 * unit + half + 8 * byte)) & 1) << 4
+    elif form is Form.NIBBLE_2:
+        high = packed.high.view(rows, -1, 4, 2).transpose(2, 3).repeat_interleave(2, 2)[:, :, :, None, :, None]
+        codes = codes | ((high >> (4 * (unit % 2) + 2 * half + 8 * byte)) & 3) << 4
+    return codes.reshape(rows, -1)
 
 
 def group_scales(packed: Packed) -> tuple[Tensor, Tensor | None]:
     """Scale and minimum of every group, float32 [padded rows, groups]."""
     scales, groups = untiled(packed.scales), packed.scales.shape[1]
+    each = PER_SHARED // packed.layout.group
     match packed.layout.scales:
         case Scales.HALVES:
             both = scales.reshape(-1).view(torch.float16).view(len(scales), groups, 2).float()
@@ -128,11 +165,10 @@ def group_scales(packed: Packed) -> tuple[Tensor, Tensor | None]:
         case Scales.K:
             both = scales.reshape(-1).view(torch.uint8).view(len(scales), groups, 2).float()
             shared = untiled(packed.shared).reshape(-1).view(torch.float16).view(len(scales), -1, 2).float()
-            shared = shared.repeat_interleave(groups // shared.shape[1], 1)
-            product = both * shared
+            product = both * shared.repeat_interleave(each, 1)[:, :groups]
             return product[..., 0], product[..., 1]
         case Scales.SIGNED:
             shared = untiled(packed.shared).float()
-            return scales.float() * shared.repeat_interleave(groups // shared.shape[1], 1), None
+            return scales.float() * shared.repeat_interleave(each, 1)[:, :groups], None
         case _:
             return scales.float(), None

@@ -1,4 +1,4 @@
-"""Rows times matrices: few rows by the matrix-vector kernel, many by the tensor cores on unpacked tiles."""
+"""Rows times matrices: few rows from packed weights, many by the tensor cores on unpacked tiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from pocketllm.engine.backends.cuda.kernels import gemv, mma
 from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
+from pocketllm.engine.backends.cuda.layouts import UNIT
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
-from pocketllm.engine.backends.cuda.packing import Packed
+from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
-FEW_ROWS = 16
-"""Up to here each weight is read in its packed form, eight rows at a time; beyond, unpacking once costs less."""
+FEW_ROWS = mma.MAX_ROWS
+"""Up to here weights are read in their packed form; beyond, unpacking them once costs less."""
 UNPACKED_ELEMENTS = 1 << 26
 """Values unpacked in one go: 128 MiB of float16, in a buffer that all products share."""
 
@@ -38,7 +39,7 @@ class Attended:
 
     x: Tensor
     bytes: Tensor
-    scales: Tensor
+    marks: Tensor
 
     def __len__(self) -> int:
         return len(self.x)
@@ -53,9 +54,47 @@ class Run:
     bias: Tensor | None
 
 
-def reads_fragments(rows: int) -> bool:
-    """Whether products of so many rows run on the tensor cores from packed weights."""
-    return 1 < rows <= FEW_ROWS and not IS_INTERPRETED.value
+class Sum:
+    """residual + x · weightᵀ of one row, computed where it is first read: there it is known whether a norm follows."""
+
+    def __init__(self, rows: "Rows", run: Run, residual: Tensor) -> None:
+        self._rows = rows
+        self._run = run
+        self._residual = residual
+        self._x: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def written(self) -> Tensor:
+        """As a tensor."""
+        if self._x is None:
+            self._compute(None)
+        assert self._x is not None
+        return self._x
+
+    def normed(self, norm: Norm) -> "Rows | None":
+        """The same as rows to multiply, normed but for a factor; None where it was computed without."""
+        width = self._residual.shape[1]
+        if self._x is not None or width % UNIT:
+            return None
+        device, units = self._residual.device, units_of(width)
+        words = torch.empty(1, units * 8, dtype=torch.int32, device=device)
+        marks = torch.empty(1, units * 4, dtype=torch.float32, device=device)
+        squares = torch.empty(width // UNIT, dtype=torch.float32, device=device)
+        self._compute(gemv.Next(norm.weight, words, marks, squares))
+        rows = Rows(self.written(), norm)
+        rows.take(words, marks, gemv.Factor(squares, norm.eps))
+        return rows
+
+    def _compute(self, following: gemv.Next | None) -> None:
+        assert isinstance(self._run.matrix, Packed)
+        out = torch.empty_like(self._residual)
+        words, marks, factor = self._rows.bytes()
+        gemv.multiply(
+            words[0], marks[0], self._run.matrix, out[0], self._run.bias, self._residual[0], factor, following
+        )
+        self._x = out
 
 
 class Products:
@@ -65,30 +104,47 @@ class Products:
         self._device = device
         self._runs: dict[tuple[int, ...], list[Run]] = {}
         self._unpacked: Tensor | None = None
+        self.is_prompt = False
+        """Whether rows are multiplied as those of prompts are, however few: in float16 from unpacked weights."""
+
+    def reads_fragments(self, rows: int) -> bool:
+        """Whether products of so many rows run on the tensor cores from packed weights."""
+        return 1 < rows <= FEW_ROWS and not self.is_prompt and not IS_INTERPRETED.value
 
     def project(
         self,
-        x: Tensor | Gated | Attended,
+        x: Tensor | Gated | Attended | Sum,
         projections: Sequence[Projection],
         norm: Norm | None,
         residual: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """x · weightᵀ (+ bias) (+ residual) for each; x gated or normed as it is read."""
         runs = self._runs_of(projections)
-        rows = Rows(x, norm)
+        rows = self._rows(x, norm, all(isinstance(run.matrix, Packed) for run in runs))
         results: list[Tensor] = []
         for run in runs:
             out = torch.empty(len(x), sum(run.widths), dtype=torch.float32, device=self._device)
             if isinstance(run.matrix, Plain):
                 plain_product(rows.floats(), run.matrix, out, run.bias, residual)
-            elif len(x) > FEW_ROWS:
+            elif len(x) > FEW_ROWS or self.is_prompt:
                 self._large(*rows.halves(), run.matrix, out, run.bias, residual)
-            elif reads_fragments(len(x)):
+            elif self.reads_fragments(len(x)):
                 mma.multiply(*rows.fragments(), run.matrix, out, run.bias, residual)
             else:
-                gemv.multiply(*rows.bytes(), run.matrix, out, run.bias, residual)
+                each_row(rows, run.matrix, out, run.bias, residual)
             results += torch.split(out, run.widths, 1)
         return tuple(results)
+
+    def sum(self, x: Tensor | Gated | Attended, projection: Projection, residual: Tensor) -> Sum | None:
+        """residual + x · weightᵀ of one row, put off; None where there is nothing to gain."""
+        [run] = self._runs_of((projection,))
+        return Sum(Rows(x, None), run, residual) if isinstance(run.matrix, Packed) else None
+
+    def _rows(self, x: Tensor | Gated | Attended | Sum, norm: Norm | None, are_packed: bool) -> "Rows":
+        if isinstance(x, Sum):
+            rows = x.normed(norm) if norm is not None and are_packed else None
+            return rows or Rows(x.written(), norm)
+        return Rows(x, norm)
 
     def _runs_of(self, projections: Sequence[Projection]) -> list[Run]:
         """Neighbors of one layout put together, once."""
@@ -121,53 +177,57 @@ class Rows:
         self._source = {"x": x.gate, "up": x.up, "gate": x.kind} if isinstance(x, Gated) else {"x": x}
         if norm is not None:
             self._source |= {"weight": norm.weight, "eps": norm.eps}
-        self._bytes: tuple[Tensor, Tensor] | None = None
+        self._given = given
+        self._bytes: tuple[Tensor, Tensor, gemv.Factor | None] | None = None
         self._fragments: tuple[Tensor, Tensor] | None = None
-        if given is not None and reads_fragments(len(given)):
-            blocks = -(-len(given) // mma.MAX_ROWS)
-            self._fragments = given.bytes.view(blocks, -1), given.scales.view(blocks, -1)
-        elif given is not None:
-            self._bytes = given.bytes.view(-1, given.x.shape[1] // 4)[: len(given)], given.scales
         self._halves: tuple[Tensor, Tensor] | None = None
 
-    def _write(self, dtype: torch.dtype, *scales: int) -> tuple[Tensor, Tensor]:
-        x = self._source["x"]
-        assert isinstance(x, Tensor)
-        out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        kept = torch.empty(scales, dtype=torch.float32, device=x.device)
-        write_rows(out, scales=kept if scales else None, **self._source)
-        return out, kept
+    def take(self, words: Tensor, marks: Tensor, factor: gemv.Factor) -> None:
+        """Use what a product has handed on."""
+        self._bytes = words, marks, factor
 
     def _shape(self) -> tuple[int, int]:
         x = self._source["x"]
         assert isinstance(x, Tensor)
         return len(x), int(x.shape[1])
 
-    def bytes(self) -> tuple[Tensor, Tensor]:
-        """int8 in words of four, and a scale for each 32 values."""
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        x = self._source["x"]
+        assert isinstance(x, Tensor)
+        return torch.empty(shape, dtype=dtype, device=x.device)
+
+    def bytes(self) -> tuple[Tensor, Tensor, gemv.Factor | None]:
+        """int8 in words of four, [rows, units · 8], and marks of units, [rows, units · 4]."""
         if self._bytes is None:
             rows, width = self._shape()
-            out, scales = self._write(torch.int8, rows, width // gemv.X_GROUP)
-            self._bytes = out.view(torch.int32), scales
+            units = units_of(width)
+            if self._given is not None:
+                words, marks = self._given.bytes.view(-1, units * 8), self._given.marks.view(-1, units * 4)
+            else:
+                words, marks = self._empty(rows, units * 8), self._empty(rows, units * 4, dtype=torch.float32)
+                write_rows(words, scales=marks, **self._source)
+            self._bytes = words, marks, None
         return self._bytes
 
     def fragments(self) -> tuple[Tensor, Tensor]:
         """The same in the order that the tensor cores' threads read it, eight rows together."""
+        if self._given is not None:
+            return self._given.bytes, self._given.marks
         if self._fragments is None:
             rows, width = self._shape()
-            blocks = -(-rows // mma.MAX_ROWS)
-            x = self._source["x"]
-            assert isinstance(x, Tensor)
-            out = torch.empty(blocks, mma.MAX_ROWS * width, dtype=torch.int8, device=x.device)
-            scales = torch.empty(blocks, mma.MAX_ROWS * width // gemv.X_GROUP, dtype=torch.float32, device=x.device)
-            write_rows(out, scales=scales, in_fragments=True, **self._source)
-            self._fragments = out.view(torch.int32), scales
+            eights, units = -(-rows // mma.AT_ONCE), units_of(width)
+            words, marks = self._empty(eights, units * 64), self._empty(eights, units * 32, dtype=torch.float32)
+            write_rows(words, scales=marks, in_fragments=True, **self._source)
+            self._fragments = words, marks
         return self._fragments
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """float16, and a power of two for each row."""
         if self._halves is None:
-            self._halves = self._write(torch.float16, self._shape()[0])
+            shape = self._shape()
+            out, scales = self._empty(*shape, dtype=torch.float16), self._empty(shape[0], dtype=torch.float32)
+            write_rows(out, scales=scales, **self._source)
+            self._halves = out, scales
         return self._halves
 
     def floats(self) -> Tensor:
@@ -176,7 +236,9 @@ class Rows:
             x = self._source["x"]
             assert isinstance(x, Tensor)
             return x
-        return self._write(torch.float32)[0]
+        out = self._empty(*self._shape(), dtype=torch.float32)
+        write_rows(out, **self._source)
+        return out
 
 
 def make_runs(projections: Sequence[Projection]) -> list[Run]:
@@ -202,6 +264,14 @@ def joined_bias(group: Sequence[Projection]) -> Tensor | None:
         return None
     zeros = [given[0].new_zeros(projection.weight.rows) for projection in group]
     return torch.cat([zero if p.bias is None else p.bias for p, zero in zip(group, zeros, strict=True)])
+
+
+def each_row(rows: Rows, packed: Packed, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    """One row after another; more than one only where Triton's interpreter runs the kernels."""
+    words, marks, factor = rows.bytes()
+    for row in range(len(out)):
+        added = None if residual is None else residual[row]
+        gemv.multiply(words[row], marks[row], packed, out[row], bias, added, factor)
 
 
 def plain_product(x: Tensor, plain: Plain, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:

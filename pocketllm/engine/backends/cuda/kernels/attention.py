@@ -34,15 +34,44 @@ def scores_of(q, keys, scale, softcap, is_seen, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def read_new(
+    k, k_weight, v, angles, token, head, k_stride, v_stride, eps, num_freq, keys,
+    DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    ROTATION: tl.constexpr,
+):  # fmt: skip
+    """A token's own key and value of one head as the cache would give them back: [1, D_BLOCK], [1, V_BLOCK]."""
+    one = tl.full([1, 1], 0, tl.int64)
+    key = read_heads(
+        k, one + token.to(tl.int64) * k_stride + head * DIM, one + token, one == 0, k_weight, eps, angles, num_freq,
+        DIM, D_BLOCK, HAS_NORM, ROTATION,
+    )  # fmt: skip
+    e = tl.arange(0, V_BLOCK)[None, :]
+    value = tl.load(v + token.to(tl.int64) * v_stride + head * V_DIM + e, mask=e < V_DIM, other=0.0)
+    return key.to(keys.dtype.element_ty), value.to(keys.dtype.element_ty)
+
+
+@triton.jit
+def write_new(
+    keys, values, key, value, place,
+    DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Put one head's key and value where the cache has them; nowhere where that is below 0."""
+    d, e = tl.arange(0, D_BLOCK)[None, :], tl.arange(0, V_BLOCK)[None, :]
+    tl.store(keys + place * DIM + d, key, mask=(d < DIM) & (d + place >= d))
+    tl.store(values + place * V_DIM + e, value, mask=(e < V_DIM) & (e + place >= e))
+
+
+@triton.jit
 def split_kernel(
-    q, weight, angles, keys, values, table, lengths, seqs, tokens, parts, marks,
-    q_stride, table_stride, kv_heads, num_splits, eps, num_freq, scale, softcap, window,
+    q, weight, angles, k, k_weight, v, slots, keys, values, table, lengths, seqs, tokens, parts, marks,
+    q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq, scale, softcap, window,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr,
-    ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's keys against the GROUP query heads of one key head, unnormalized.
 
+    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache.
     parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp.
     """
     wait()
@@ -60,21 +89,36 @@ def split_kernel(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
             num_freq, DIM, D_BLOCK, HAS_NORM, ROTATION,
         ).to(keys.dtype.element_ty)  # fmt: skip
+        if HAS_NEW:
+            new_key, new_value = read_new(
+                k, k_weight, v, angles, token, head, k_stride, v_stride, k_eps, num_freq, keys,
+                DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
+            )  # fmt: skip
+            if end == length:
+                slot = tl.load(slots + token).to(tl.int64)
+                place = slot * kv_heads + head
+                write_new(keys, values, new_key, new_value, place, DIM, D_BLOCK, V_DIM, V_BLOCK)
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
         for first in range(begin, end, TILE):
             position = first + tl.arange(0, TILE)
             is_in = position < end
+            is_cached = is_in
+            if HAS_NEW:
+                is_cached = is_in & (position < length - 1)
             own_table = table + seq.to(tl.int64) * table_stride
-            some = read_keys(keys, own_table, position, is_in, head, kv_heads, BLOCK, DIM, D_BLOCK)
+            some = read_keys(keys, own_table, position, is_cached, head, kv_heads, BLOCK, DIM, D_BLOCK)
+            some_values = read_keys(values, own_table, position, is_cached, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
+            if HAS_NEW:
+                is_new = (position == length - 1)[:, None]
+                some, some_values = tl.where(is_new, new_key, some), tl.where(is_new, new_value, some_values)
             scores = scores_of(own, some, scale, softcap, is_in[None, :], HAS_SOFTCAP)
             new = tl.maximum(largest, tl.max(scores, 1))
             weights = tl.exp(scores - new[:, None])
             shrink = tl.exp(largest - new)
             total = total * shrink + tl.sum(weights, 1)
-            some = read_keys(values, own_table, position, is_in, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
-            acc = acc * shrink[:, None] + tl.dot(weights.to(some.dtype), some)
+            acc = acc * shrink[:, None] + tl.dot(weights.to(some_values.dtype), some_values)
             largest = new
         e = tl.arange(0, V_BLOCK)[None, :]
         to = ((number * kv_heads + head) * GROUP + g) * num_splits + split
@@ -85,13 +129,13 @@ def split_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, marks, lengths, seqs, tokens, out, out_bytes, out_scales, heads, num_splits, window,
-    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, SPLIT: tl.constexpr, AT_ONCE: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_BYTES: tl.constexpr, IN_FRAGMENTS: tl.constexpr,
+    parts, marks, lengths, seqs, tokens, out, out_bytes, out_marks, heads, num_splits, window, units,
+    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_BYTES: tl.constexpr, IN_FRAGMENTS: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
     """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM], and the same as int8 where asked.
 
-    An empty sequence has no row.
+    An empty sequence has no row. IS_FULL: all heads together fill whole blocks of units.
     """
     wait()
     number, head = tl.program_id(0), tl.program_id(1)
@@ -102,30 +146,34 @@ def merge_kernel(
         low = tl.maximum(length - window, 0)
     e = tl.arange(0, V_BLOCK)
     base = (number * heads + head) * num_splits
-    largest = float("-inf")
+    each = tl.arange(0, SPLITS)
+    is_seen = (each >= low // SPLIT) & (each * SPLIT < length)
+    largest = tl.max(tl.load(marks + (base + each) * 2, mask=is_seen, other=float("-inf")), 0)
     total = 0.0
     acc = tl.zeros([V_BLOCK], tl.float32)
     # from a fixed place on: the order of sums is a row's own
-    for first in range(low // SPLIT // AT_ONCE * AT_ONCE, tl.cdiv(length, SPLIT), AT_ONCE):
+    for first in tl.range(low // SPLIT // AT_ONCE * AT_ONCE, tl.cdiv(length, SPLIT), AT_ONCE, loop_unroll_factor=4):
         split = first + tl.arange(0, AT_ONCE)
         is_in = (split >= low // SPLIT) & (split * SPLIT < length)
-        mark = tl.load(marks + (base + split) * 2, mask=is_in, other=float("-inf"))
-        new = tl.maximum(largest, tl.max(mark, 0))
-        weights = tl.exp(mark - new)
-        shrink = tl.exp(largest - new)
+        weights = tl.exp(tl.load(marks + (base + split) * 2, mask=is_in, other=float("-inf")) - largest)
         sums = tl.load(marks + (base + split) * 2 + 1, mask=is_in, other=0.0)
-        total = total * shrink + tl.sum(weights * sums, 0)
         is_part = is_in[:, None] & (e < V_DIM)[None, :]
         some = tl.load(parts + (base + split)[:, None] * V_DIM + e[None, :], mask=is_part, other=0.0)
-        acc = acc * shrink + tl.sum(weights[:, None] * some, 0)
-        largest = new
+        total += tl.sum(weights * sums, 0)
+        acc += tl.sum(weights[:, None] * some, 0)
     to = out + (token.to(tl.int64) * heads + head) * V_DIM + e
     acc = acc / tl.maximum(total, 1e-30)
     tl.store(to, acc, mask=(e < V_DIM) & (e * 0 + length > 0))
     if HAS_BYTES:
         line = head * (V_DIM // 32) + tl.arange(0, V_DIM // 32)
+        line = tl.where(length > 0, line, units)  # an empty sequence has no row: its token is another's
         values = tl.reshape(acc, [V_DIM // 32, 32])
-        write_bytes(out_bytes, out_scales, values, token.to(tl.int64), line, heads * V_DIM, IN_FRAGMENTS)
+        write_bytes(out_bytes, out_marks, values, token.to(tl.int64), line, units, IN_FRAGMENTS)
+        if not IS_FULL:  # zeros up to the end of the last block
+            after = heads * (V_DIM // 32) + tl.arange(0, 4)
+            after = tl.where((head == heads - 1) & (length > 0), after, units)
+            zeros = tl.zeros([4, 32], tl.float32)
+            write_bytes(out_bytes, out_marks, zeros, token.to(tl.int64), after, units, IN_FRAGMENTS)
 
 
 @triton.jit

@@ -1,204 +1,285 @@
-"""Few rows times a packed matrix: every weight is read once.
+"""One row times a packed matrix: every weight is read once.
 
-Products are exact integers: rows of x are int8 with a scale for each 32 values, as the codes of a matrix are.
+Products are exact integers: the row is int8 with a scale for each unit of 32 values, as the codes of a matrix are. A
+thread works by itself: tensors have one element for each thread. Of four rows of the matrix a thread multiplies the
+words of one place of a block; sums over the four threads of a quad give each a unit, with whose scales it goes on.
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels import words
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.words import HALVES, K, bytes_of, dot_bytes, group_scales, to_float
-from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
-from pocketllm.engine.backends.cuda.packing import Packed
+from pocketllm.engine.backends.cuda.kernels.rows import write_bytes
+from pocketllm.engine.backends.cuda.kernels.words import (
+    BYTE,
+    HALVES,
+    NIBBLE_1,
+    NIBBLE_2,
+    SHARED_VALUES,
+    SIGNED,
+    TILE,
+    K,
+    bytes_of,
+    dot_bytes,
+    load_four,
+    load_two,
+    quad_sum,
+    scales_of,
+    to_float,
+)
+from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
+from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
-MAX_ROWS = 8
-"""Rows of x in one launch; more are taken in turns."""
-FEW_GROUPS, MANY_ROWS = 128, 16384
-"""With no more groups and no fewer rows than these, one warp is faster than two. A thread works on one group of each
-row of a tile, so that rows of x and scales stay in its registers."""
-X_GROUP = 32
-"""Values of x that share a scale."""
-
-
-@triton.jit
-def halves(x):
-    """Even and odd entries of the last of four dimensions."""
-    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2], x.shape[3] // 2, 2]))
-
-
-@triton.jit
-def dot_1(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORD: tl.constexpr, PARTS: tl.constexpr,
-          FORM: tl.constexpr, WANTS_TOTAL: tl.constexpr):  # fmt: skip
-    """sums + products of one word of each group with parts of x, total + those parts; w, x: [rows, rows, groups, 1]."""
-    w = tl.reshape(w, [w.shape[0], w.shape[1], w.shape[2]])
-    x_0 = tl.reshape(x_0, [x_0.shape[0], x_0.shape[1], x_0.shape[2]])
-    sums = dot_bytes(bytes_of(w, high, WORD, t_0, t_1, t_2, t_3, 0, FORM), x_0, sums)
-    if WANTS_TOTAL:
-        total = dot_bytes(x_0 * 0 + 0x01010101, x_0, total)
-    if PARTS == 2:
-        x_1 = tl.reshape(x_1, [x_1.shape[0], x_1.shape[1], x_1.shape[2]])
-        sums = dot_bytes(bytes_of(w, high, WORD, t_0, t_1, t_2, t_3, 1, FORM), x_1, sums)
-        if WANTS_TOTAL:
-            total = dot_bytes(x_1 * 0 + 0x01010101, x_1, total)
-    return sums, total
+LANES = 32
+MANY_ROWS = 16384
+"""From here on there are warps enough without two of them sharing a row."""
 
 
-@triton.jit
-def dot_2(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORD: tl.constexpr, STEP: tl.constexpr,
-          PARTS: tl.constexpr, FORM: tl.constexpr, WANTS_TOTAL: tl.constexpr):  # fmt: skip
-    """The same for words WORD and WORD + STEP, one after another, so that few sums are alive."""
-    w, w_odd = halves(w)
-    x_0, x_0_odd = halves(x_0)
-    x_1, x_1_odd = halves(x_1)
-    sums, total = dot_1(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORD, PARTS, FORM, WANTS_TOTAL)
-    return dot_1(w_odd, high, x_0_odd, x_1_odd, sums, total, t_0, t_1, t_2, t_3, WORD + STEP, PARTS, FORM, WANTS_TOTAL)
+@dataclass
+class Next:
+    """What is handed on beside y where a norm follows: y · weight as int8, and Σ y² of each 32 values."""
+
+    weight: Tensor
+    words: Tensor
+    marks: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True)
+class Factor:
+    """1 / sqrt(mean(x²) + eps) of a row whose bytes were made without it; squares: Σ x² of each 32 values."""
+
+    squares: Tensor
+    eps: float
 
 
 @triton.jit
-def dot_4(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORD: tl.constexpr, STEP: tl.constexpr,
-          PARTS: tl.constexpr, FORM: tl.constexpr, WANTS_TOTAL: tl.constexpr):  # fmt: skip
-    """The same for four words from WORD on."""
-    w, w_odd = halves(w)
-    x_0, x_0_odd = halves(x_0)
-    x_1, x_1_odd = halves(x_1)
-    sums, total = dot_2(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORD, 2 * STEP, PARTS, FORM, WANTS_TOTAL)
-    return dot_2(
-        w_odd, high, x_0_odd, x_1_odd, sums, total, t_0, t_1, t_2, t_3, WORD + STEP, 2 * STEP, PARTS, FORM, WANTS_TOTAL
+def unit_dots(w, high, second, x_low, x_high, place, t_0, t_1, t_2, t_3, GROUP: tl.constexpr, FORM: tl.constexpr):
+    """Products of a row's words (four units, a second four of bytes) with x; of 16-value groups each half's."""
+    zero = place & 0
+    a_0 = dot_bytes(bytes_of(w[0], high, second, t_0, t_1, t_2, t_3, 0, 0, FORM), x_low[0], zero)
+    a_1 = dot_bytes(bytes_of(w[1], high, second, t_0, t_1, t_2, t_3, 1, 0, FORM), x_low[1], zero)
+    a_2 = dot_bytes(bytes_of(w[2], high, second, t_0, t_1, t_2, t_3, 2, 0, FORM), x_low[2], zero)
+    a_3 = dot_bytes(bytes_of(w[3], high, second, t_0, t_1, t_2, t_3, 3, 0, FORM), x_low[3], zero)
+    b_0, b_1, b_2, b_3 = a_0, a_1, a_2, a_3
+    if GROUP == 16:
+        b_0, b_1, b_2, b_3 = zero, zero, zero, zero
+    b_0 = dot_bytes(bytes_of(w[4], high, second, t_0, t_1, t_2, t_3, 0, 1, FORM), x_high[0], b_0)
+    b_1 = dot_bytes(bytes_of(w[5], high, second, t_0, t_1, t_2, t_3, 1, 1, FORM), x_high[1], b_1)
+    b_2 = dot_bytes(bytes_of(w[6], high, second, t_0, t_1, t_2, t_3, 2, 1, FORM), x_high[2], b_2)
+    b_3 = dot_bytes(bytes_of(w[7], high, second, t_0, t_1, t_2, t_3, 3, 1, FORM), x_high[3], b_3)
+    second_sum = quad_sum(b_0, b_1, b_2, b_3, place)
+    if GROUP == 16:
+        return quad_sum(a_0, a_1, a_2, a_3, place), second_sum
+    else:
+        return second_sum, second_sum
+
+
+@triton.jit
+def fetch_row(w_words, w_high, row, u, units: tl.constexpr, FORM: tl.constexpr):
+    """A thread's words of one row, and what holds their upper bits."""
+    planes: tl.constexpr = 2 if FORM == BYTE else 1
+    at = row * (units * 4 * planes) + u * 4
+    w_0, w_1, w_2, w_3 = load_four(w_words, at)
+    v_0, v_1, v_2, v_3 = w_0, w_1, w_2, w_3
+    if FORM == BYTE:
+        v_0, v_1, v_2, v_3 = load_four(w_words, at + units * 4)
+    high, second = w_0, w_0
+    if FORM == NIBBLE_1:
+        high = tl.load(w_high + row * units + u)
+    if FORM == NIBBLE_2:
+        high, second = load_two(w_high, (row * units + u) * 2)
+    return (w_0, w_1, w_2, w_3, v_0, v_1, v_2, v_3), high, second
+
+
+@triton.jit
+def fetch_scales(w_scales, w_shared, tile, u, units: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr):
+    """What memory has of the scales of a unit's groups, of each of a tile's four rows."""
+    groups: tl.constexpr = units * 32 // GROUP
+    at = (tile * groups + u * (32 // GROUP)) * TILE
+    first = load_four(w_scales, at)
+    last = first
+    if GROUP == 16:
+        last = load_four(w_scales, at + TILE)
+    both = first
+    if (SCALES == K) or (SCALES == SIGNED):
+        each: tl.constexpr = SHARED_VALUES // 32
+        both = load_four(w_shared, (tile * tl.cdiv(units, each) + u // each) * TILE)
+    return first, last, both
+
+
+@triton.jit
+def within(u, units: tl.constexpr, STRIDE: tl.constexpr):
+    """u, and past the last unit that one again: no load needs a mask."""
+    if units % STRIDE != 0:
+        u = tl.minimum(u, units - 1)
+    return u
+
+
+@triton.jit
+def fetch_tile(
+    w_words, w_high, w_scales, w_shared, tile, u, units: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    SCALES: tl.constexpr,
+):  # fmt: skip
+    """A thread's part of a tile's four rows."""
+    return (
+        fetch_row(w_words, w_high, tile * TILE, u, units, FORM),
+        fetch_row(w_words, w_high, tile * TILE + 1, u, units, FORM),
+        fetch_row(w_words, w_high, tile * TILE + 2, u, units, FORM),
+        fetch_row(w_words, w_high, tile * TILE + 3, u, units, FORM),
+        fetch_scales(w_scales, w_shared, tile, u, units, GROUP, SCALES),
     )
 
 
 @triton.jit
-def dot_group(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, WORDS: tl.constexpr, PARTS: tl.constexpr,
-              FORM: tl.constexpr, WANTS_TOTAL: tl.constexpr):  # fmt: skip
-    """The same for all words of each group."""
-    if WORDS == 2:
-        return dot_2(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, 0, 1, PARTS, FORM, WANTS_TOTAL)
-    elif WORDS == 4:
-        return dot_4(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, 0, 1, PARTS, FORM, WANTS_TOTAL)
-    else:
-        w, w_odd = halves(w)
-        x_0, x_0_odd = halves(x_0)
-        x_1, x_1_odd = halves(x_1)
-        sums, total = dot_4(w, high, x_0, x_1, sums, total, t_0, t_1, t_2, t_3, 0, 2, PARTS, FORM, WANTS_TOTAL)
-        return dot_4(w_odd, high, x_0_odd, x_1_odd, sums, total, t_0, t_1, t_2, t_3, 1, 2, PARTS, FORM, WANTS_TOTAL)
+def add_row(
+    acc, fetched, x, place, t_0, t_1, t_2, t_3,
+    R: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """acc + what the words of row R of a tile give with x (`fetch_x`); fused multiply-adds are written out."""
+    has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)
+    w, high, second = fetched[R]
+    first, last, both = fetched[4]
+    x_low, x_high, x_scale, total, sum_0, sum_1 = x
+    dot, second_dot = unit_dots(w, high, second, x_low, x_high, place, t_0, t_1, t_2, t_3, GROUP, FORM)
+    scale, minimum = scales_of(first[R], both[R], SCALES)
+    if GROUP == 16:
+        total = sum_0
+    value = scale * less_offset(dot, total, OFFSET)
+    if has_min:
+        value = tl.fma(-minimum, total, value)
+    if GROUP == 16:
+        scale, minimum = scales_of(last[R], both[R], SCALES)
+        value = tl.fma(scale, less_offset(second_dot, sum_1, OFFSET), value)
+        if has_min:
+            value = tl.fma(-minimum, sum_1, value)
+    return tl.fma(x_scale, value, acc)
 
 
 @triton.jit
-def fetch(
-    w_words, w_high, w_scales, w_shared, tile, first,
-    groups: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr, PER_SHARED: tl.constexpr,
-    FORM: tl.constexpr, SCALES: tl.constexpr,
-):  # fmt: skip
-    """Words, high bits, scales and minimums of a tile of rows, from group `first` on; past the end, the last again."""
-    g = tl.minimum(first + tl.arange(0, GROUPS), groups - 1)
-    r = tl.arange(0, TILE)
-    first_row = (tile * TILE).to(tl.int64) * groups
-    at = r[None, :, None, None] * groups + g[None, None, :, None]
-    w = tl.load(w_words + first_row * WORDS + at * WORDS + tl.arange(0, WORDS)[None, None, None, :])
-    high = tl.zeros([1, 1, 1], tl.int32)
-    if (FORM == words.NIBBLE_1) or (FORM == words.NIBBLE_2):
-        high = tl.load(w_high + first_row + r[None, :, None] * groups + g[None, None, :])
-    scale, minimum = group_scales(
-        w_scales + first_row, w_shared + first_row // PER_SHARED, g[None, None, :] * TILE + r[None, :, None],
-        (g[None, None, :] // PER_SHARED) * TILE + r[None, :, None], SCALES,
-    )  # fmt: skip
-    return w, high, scale, minimum
+def less_offset(dot, total, OFFSET: tl.constexpr):
+    """dot - OFFSET · total as a float32, exactly."""
+    value = to_float(dot)
+    if OFFSET != 0:
+        value = tl.fma(total, -float(OFFSET), value)
+    return value
+
+
+@triton.jit
+def fetch_x(x, marks, own, units: tl.constexpr, STRIDE: tl.constexpr):
+    """Words of both halves of a block's units at a thread's place; scale and sums of the thread's own unit."""
+    u = within(own, units, STRIDE)
+    x_low, x_high = load_four(x, u * 4), load_four(x, units * 4 + u * 4)
+    scale, total, sum_0, sum_1 = load_four(marks, u * 4)
+    if units % STRIDE != 0:
+        scale = tl.where(own < units, scale, 0.0)
+    return x_low, x_high, scale, total, sum_0, sum_1
 
 
 @triton.jit
 def gemv_kernel(
-    x, x_scales, w_words, w_high, w_scales, w_shared, y, bias, residual, x_rows, y_stride, residual_stride, rows,
-    t_0, t_1, t_2, t_3,
-    groups: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, PER_SHARED: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, UNROLL: tl.constexpr,
+    x, marks, w_words, w_high, w_scales, w_shared, y, bias, residual, squares, next_weight, next_words, next_marks,
+    next_squares, rows, tiles, width, eps, t_0, t_1, t_2, t_3,
+    units: tl.constexpr, next_width: tl.constexpr, next_units: tl.constexpr, SQUARES: tl.constexpr,
+    OFFSET: tl.constexpr, TILES: tl.constexpr, SHARES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_FACTOR: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = Σ w[n] · x[m] (+ bias[n]) (+ residual[m, n]) for a tile of rows n and ROWS rows m.
+    """y[n] = (factor ·) Σ w[n] · x (+ bias[n]) (+ residual[n]) for TILES tiles of four rows n, SHARES warps for each.
 
-    Dimensions: rows of x, rows of the matrix, groups, words of a group. Past the last group and the last row of x, the
-    last one is read again: no load needs a mask. Fused multiply-adds are written out, so that every number of rows
-    gets the same ones.
+    Two steps of weights are under way while a third is multiplied: memory is the limit, and it is far away.
     """
-    tile = tl.program_id(0)
-    group: tl.constexpr = 4 * WORDS * PARTS
-    m = tl.minimum(tl.arange(0, ROWS), x_rows - 1)
-    has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)
-    wants_total: tl.constexpr = has_min or OFFSET != 0
-    acc = tl.zeros([ROWS, TILE, GROUPS], tl.float32)
-    w, high, scale, minimum = fetch(
-        w_words, w_high, w_scales, w_shared, tile, 0, groups, TILE, GROUPS, WORDS, PER_SHARED, FORM, SCALES
-    )
+    threads: tl.constexpr = 32 * TILES * SHARES
+    thread = tl.arange(0, threads)
+    warp, lane = thread // 32, thread % 32
+    tile = tl.minimum(tl.program_id(0) * TILES + warp % TILES, tiles - 1).to(tl.int64)
+    own, place = (warp // TILES * 32 + lane).to(tl.int64), lane % 4
+    stride: tl.constexpr = 32 * SHARES
+    acc_0 = tl.zeros([threads], tl.float32)
+    acc_1, acc_2, acc_3 = acc_0, acc_0, acc_0
+    u = within(own, units, stride)
+    now = fetch_tile(w_words, w_high, w_scales, w_shared, tile, u, units, GROUP, FORM, SCALES)
+    soon = now
+    if stride < units:
+        u = within(own + stride, units, stride)
+        soon = fetch_tile(w_words, w_high, w_scales, w_shared, tile, u, units, GROUP, FORM, SCALES)
     wait()
-    for first in tl.range(0, groups, GROUPS, loop_unroll_factor=UNROLL):
-        next_w, next_high, next_scale, next_minimum = fetch(
-            w_words, w_high, w_scales, w_shared, tile, first + GROUPS, groups, TILE, GROUPS, WORDS, PER_SHARED, FORM,
-            SCALES,
-        )  # fmt: skip
-        own = first + tl.arange(0, GROUPS)
-        g = tl.minimum(own, groups - 1)
-        i = tl.arange(0, WORDS)[None, None, None, :]
-        x_at = m[:, None, None, None] * (groups * group // 4) + g[None, None, :, None] * (group // 4) + i
-        x_0 = tl.load(x + x_at)
-        x_1 = x_0
-        if PARTS == 2:
-            x_1 = tl.load(x + x_at + WORDS)
-        x_scale = tl.load(x_scales + m[:, None, None] * (groups * group // 32) + g[None, None, :] * group // 32)
-        sums, total = dot_group(
-            w, high, x_0, x_1, tl.zeros([ROWS, TILE, GROUPS], tl.int32), tl.zeros([ROWS, 1, GROUPS], tl.int32),
-            t_0, t_1, t_2, t_3, WORDS, PARTS, FORM, wants_total,
-        )  # fmt: skip
-        if OFFSET != 0:
-            sums -= OFFSET * total
-        value = scale * to_float(sums)
-        if has_min:
-            value = tl.fma(-minimum, to_float(total), value)
-        if groups % GROUPS != 0:
-            value = tl.where(own[None, None, :] < groups, value, 0.0)
-        acc = tl.fma(x_scale, value, acc)
-        w, high, scale, minimum = next_w, next_high, next_scale, next_minimum
-    out_n = tile * TILE + tl.arange(0, TILE)[None, :]
-    out_m = tl.arange(0, ROWS)[:, None]
-    is_out = (out_n < rows) & (out_m < x_rows)
-    result = tl.sum(acc, 2)
+    for begin in tl.static_range(0, units, stride):
+        some_x = fetch_x(x, marks, begin + own, units, stride)
+        later = soon
+        if begin + 2 * stride < units:
+            u = within(begin + 2 * stride + own, units, stride)
+            later = fetch_tile(w_words, w_high, w_scales, w_shared, tile, u, units, GROUP, FORM, SCALES)
+        acc_0 = add_row(acc_0, now, some_x, place, t_0, t_1, t_2, t_3, 0, OFFSET, GROUP, FORM, SCALES)
+        acc_1 = add_row(acc_1, now, some_x, place, t_0, t_1, t_2, t_3, 1, OFFSET, GROUP, FORM, SCALES)
+        acc_2 = add_row(acc_2, now, some_x, place, t_0, t_1, t_2, t_3, 2, OFFSET, GROUP, FORM, SCALES)
+        acc_3 = add_row(acc_3, now, some_x, place, t_0, t_1, t_2, t_3, 3, OFFSET, GROUP, FORM, SCALES)
+        now, soon = soon, later
+    four = tl.join(tl.join(acc_0, acc_2), tl.join(acc_1, acc_3))
+    sums_of = tl.sum(tl.sum(tl.reshape(four, [SHARES, TILES, 32, TILE]), 2), 0)
+    result = tl.reshape(sums_of, [TILES * TILE])
+    n = tl.program_id(0) * (TILES * TILE) + tl.arange(0, TILES * TILE)
+    is_row = n < rows
+    if HAS_FACTOR:
+        s = tl.arange(0, SQUARES)
+        total = tl.sum(tl.load(squares + s, mask=s < width // 32, other=0.0), 0)
+        result *= 1 / tl.sqrt(total / width + eps)
     if HAS_BIAS:
-        result += tl.load(bias + out_n, mask=out_n < rows, other=0)
+        result += tl.load(bias + n, mask=is_row, other=0.0)
     if HAS_RESIDUAL:
-        result += tl.load(residual + out_m * residual_stride + out_n, mask=is_out, other=0)
-    tl.store(y + out_m * y_stride + out_n, result, mask=is_out)
+        result += tl.load(residual + n, mask=is_row, other=0.0)
+    tl.store(y + n, result, mask=is_row)
+    if HAS_NEXT:
+        tl.store(next_squares + tl.program_id(0), tl.sum(result * result, 0))
+        line = tl.program_id(0) + tl.zeros([1], tl.int32)
+        normed = tl.reshape(result * tl.load(next_weight + n), [1, 32])
+        write_bytes(next_words, next_marks, normed, 0, line, next_units, False)
+        if next_units * 32 != next_width:  # zeros up to the end of the last block
+            after = next_width // 32 + tl.arange(0, 4)
+            after = tl.where(tl.program_id(0) == next_width // 32 - 1, after, next_units)
+            write_bytes(next_words, next_marks, tl.zeros([4, 32], tl.float32), 0, after, next_units, False)
 
 
 def multiply(
     x: Tensor,
-    x_scales: Tensor,
+    marks: Tensor,
     packed: Packed,
     y: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    num_warps: int | None = None,
+    factor: Factor | None = None,
+    following: Next | None = None,
+    shape: tuple[int, int] | None = None,
 ) -> None:
-    """y = x · weightᵀ (+ bias) (+ residual), MAX_ROWS rows at a time.
+    """y = (factor ·) x · weightᵀ (+ bias) (+ residual), all of one row.
 
-    x: int8 in words of four, int32 [tokens, cols / 4]; x_scales: float32 [tokens, cols / 32]; both contiguous.
-    y, residual: float32 [tokens, rows].
+    x: int32, the int8 of `rows.write_bytes` in words of four; marks: float32, of each unit its scale, its sum and its
+    halves' sums; y, residual: float32 [rows]. following: also y for a product behind a norm; its rows are whole units.
+    shape: tiles of a program, and warps for each.
     """
-    layout, groups = packed.layout, packed.scales.shape[1]
-    num_warps = num_warps or (1 if groups <= FEW_GROUPS and packed.rows >= MANY_ROWS else 2)
-    per_shared = 1 if packed.shared.ndim == 1 else groups // packed.shared.shape[1]
-    table = layout.packed_table
-    for at in range(0, len(x), MAX_ROWS):
-        count = min(MAX_ROWS, len(x) - at)
-        out = y[at : at + count]
-        added = None if residual is None else residual[at : at + count]
-        gemv_kernel[(len(packed.scales),)](
-            x[at : at + count], x_scales[at : at + count], packed.words, packed.high, packed.scales, packed.shared,
-            out, out if bias is None else bias, out if added is None else added,
-            count, out.stride(0), 0 if added is None else added.stride(0), packed.rows, *table,
-            groups=groups, OFFSET=layout.offset, ROWS=triton.next_power_of_2(count), TILE=TILE_ROWS,
-            GROUPS=32 * num_warps, WORDS=layout.words, PARTS=layout.parts, PER_SHARED=per_shared,
-            FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=added is not None,
-            UNROLL=-(-groups // (32 * num_warps)) if count == 1 else 1, enable_fp_fusion=False, num_warps=num_warps,
-            **OPTIONS,
-        )  # fmt: skip
+    layout, tiles = packed.layout, len(packed.scales)
+    per_program, shares = shape or shape_for(packed)
+    if following is not None:
+        per_program = UNIT // TILE_ROWS
+    squares = y if factor is None else factor.squares
+    gemv_kernel[(-(-tiles // per_program),)](
+        x, marks, packed.words, packed.high, packed.scales, packed.shared,
+        y, y if bias is None else bias, y if residual is None else residual, squares,
+        *((y, x, marks, y) if following is None
+          else (following.weight, following.words, following.marks, following.squares)),
+        packed.rows, tiles, packed.cols, 0.0 if factor is None else factor.eps, *layout.packed_table,
+        units=packed.units, next_width=packed.rows, next_units=units_of(packed.rows),
+        SQUARES=triton.next_power_of_2(max(1, packed.cols // UNIT)) if factor is not None else 1,
+        OFFSET=layout.offset, TILES=per_program, SHARES=shares, GROUP=layout.group, FORM=int(layout.form),
+        SCALES=int(layout.scales), HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HAS_FACTOR=factor is not None, HAS_NEXT=following is not None,
+        num_warps=per_program * shares, enable_fp_fusion=False, **OPTIONS,
+    )  # fmt: skip
+
+
+def shape_for(packed: Packed) -> tuple[int, int]:
+    """Tiles of a program and warps for each, as they were fastest on an H200."""
+    return (4, 1) if packed.rows >= MANY_ROWS or packed.units <= LANES else (8, 2)

@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a product's blocks start while the last kernel runs, and load weights meanwhile.
 
 Every kernel begins with `wait`, which lets the next one start. Products alone are launched with `OPTIONS`, and wait
-only when they need x: on an H200, steps in which the small kernels too began early were slower than without any of it.
+only when they need x: on an H200, steps in which the small kernels too began early were slower, most of all with
+thousands of cached tokens (2.99 instead of 2.57 ms).
 """
 
 import os

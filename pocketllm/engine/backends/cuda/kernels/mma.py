@@ -1,29 +1,36 @@
-"""Up to eight rows times a packed matrix on the tensor cores, every weight read once.
+"""Up to 32 rows times a packed matrix on the tensor cores, every weight read once.
 
 A thread works by itself here: tensors have one element for each thread, and one assembly instruction multiplies a
-warp's 16 rows of 32 (or 16) codes with 8 rows of x. Part h of word i of a group is just what thread i of a quad holds
-of the left operand (PTX ISA, "Matrix Fragments for mma.m16n8k32"): a quad reads four groups and trades words. The warps
-of a block take turns at the groups of a row. Triton's interpreter cannot run this; it has `gemv`, whose results differ
-in the order of sums alone.
+warp's 16 rows of 32 (or 16) codes with 8 rows of x. The words of one place of a block are just what a thread of a quad
+holds of the left operand, for four units one after another (PTX ISA, "Matrix Fragments for mma.m16n8k32"). The warps
+of a program take turns at the blocks of a row. Triton's interpreter cannot run this; it has `gemv`, whose results
+differ in the order of sums alone.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels import words
+from pocketllm.engine.backends.cuda.kernels.gemv import fetch_row, less_offset
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.words import HALVES, K, bytes_of, load_scales, scales_of, to_float
-from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
+from pocketllm.engine.backends.cuda.kernels.words import (
+    HALVES,
+    SHARED_VALUES,
+    SIGNED,
+    TILE,
+    K,
+    bytes_of,
+    four_at,
+    scales_of,
+    two_at,
+)
 from pocketllm.engine.backends.cuda.packing import Packed
 
-MAX_ROWS = 8
+AT_ONCE = 8
+"""Rows of x that one instruction takes."""
+MAX_ROWS = 32
 FEW_ROWS, MANY_ROWS = 4096, 16384
-"""Rows of a matrix up to which 16 warps a block are fastest, and from which on 4 are; between them 8."""
-AT_ONCE = tl.constexpr(4)
-"""Groups that a warp takes together: a quad's four threads read one each, and then trade words."""
-SWAP_1 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;")
-SWAP_2 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 2, 0x1f, 0xffffffff;")
+"""Rows of a matrix up to which 16 warps a program are fastest, and from which on 4 are; between them 8."""
 OF_0, OF_1, OF_2, OF_3 = (tl.constexpr(f"shfl.sync.idx.b32 $0, $1, {step}, 0x1c1f, 0xffffffff;") for step in range(4))
 MMA_32 = tl.constexpr(
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$10,$10,$10};"
@@ -32,41 +39,21 @@ MMA_16 = tl.constexpr("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {$0,$1,$2
 
 
 @triton.jit
-def mma(a_0, a_1, a_2, a_3, b_0, b_1, GROUP: tl.constexpr):
+def mma_32(a_0, a_1, a_2, a_3, b_0, b_1):
     """Sums of a warp's 16 rows times 8 rows: of row gid and columns 2 tid, 2 tid + 1, then of row gid + 8."""
-    zero = a_0 & 0
-    if GROUP == 32:
-        return tl.inline_asm_elementwise(
-            MMA_32, "=r,=r,=r,=r,r,r,r,r,r,r,r", [a_0, a_1, a_2, a_3, b_0, b_1, zero],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            MMA_16, "=r,=r,=r,=r,r,r,r,r", [a_0, a_1, b_0, zero],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        MMA_32, "=r,=r,=r,=r,r,r,r,r,r,r,r", [a_0, a_1, a_2, a_3, b_0, b_1, a_0 & 0],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
-def swap(x, HOW: tl.constexpr):
-    """Each thread's number in the thread whose place differs by one bit."""
-    return tl.inline_asm_elementwise(HOW, "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def traded(w, tid):
-    """Word tid of each of a quad's four groups, from the four words of group tid: [threads, 4] → four of [threads]."""
-    even, odd = tl.split(tl.reshape(w, [w.shape[0], 2, 2]))
-    w_0, w_2 = tl.split(even)
-    w_1, w_3 = tl.split(odd)
-    is_even, is_low = tid % 2 == 0, tid < 2
-    near, far = swap(tl.where(is_even, w_1, w_0), SWAP_1), swap(tl.where(is_even, w_3, w_2), SWAP_1)
-    w_0, w_1 = tl.where(is_even, w_0, near), tl.where(is_even, near, w_1)
-    w_2, w_3 = tl.where(is_even, w_2, far), tl.where(is_even, far, w_3)
-    near, far = swap(tl.where(is_low, w_2, w_0), SWAP_2), swap(tl.where(is_low, w_3, w_1), SWAP_2)
-    w_0, w_2 = tl.where(is_low, w_0, near), tl.where(is_low, near, w_2)
-    w_1, w_3 = tl.where(is_low, w_1, far), tl.where(is_low, far, w_3)
-    return w_0, w_1, w_2, w_3
+def mma_16(a_0, a_1, b_0):
+    """The same over 16 values."""
+    return tl.inline_asm_elementwise(
+        MMA_16, "=r,=r,=r,=r,r,r,r,r", [a_0, a_1, b_0, a_0 & 0],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -85,108 +72,106 @@ def of_step(x, STEP: tl.constexpr):
 
 
 @triton.jit
-def fetch_row(
-    w_words, w_scales, w_shared, row, first, tid,
-    groups: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    PER_SHARED: tl.constexpr, SCALES: tl.constexpr,
-):  # fmt: skip
-    """What memory has of four groups of a thread's row from `first` on; not looked at yet, so that nothing waits.
-
-    Of 32 values: the words of group tid of the four (of bytes, also those of its second half); of 16: a word of each
-    group. Then the scales of group tid.
-    """
-    g = tl.minimum(first + tid, groups - 1)
+def fetch_scales(w_scales, w_shared, row, u, units: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr):
+    """What memory has of the scales of a unit's one or two groups; not looked at yet, so that nothing waits."""
+    groups: tl.constexpr = units * 32 // GROUP
     tile, r = row // TILE, row % TILE
-    shared_groups: tl.constexpr = groups // PER_SHARED
-    own, both = load_scales(
-        w_scales, w_shared, (tile * groups + g) * TILE + r, (tile * shared_groups + g // PER_SHARED) * TILE + r, SCALES
-    )
-    if GROUP == 32:
-        at = (row * groups + g)[:, None] * WORDS + tl.arange(0, 4)[None, :]
-        w_0 = tl.load(w_words + at)
-        w_1 = w_0
-        if PARTS == 1:
-            w_1 = tl.load(w_words + at + 4)
-        return w_0, w_1, w_0, w_0, own, both
-    else:
-        at = row * groups * WORDS + tid % WORDS
-        w_0 = tl.load(w_words + at + tl.minimum(first, groups - 1) * WORDS)
-        w_1 = tl.load(w_words + at + tl.minimum(first + 1, groups - 1) * WORDS)
-        w_2 = tl.load(w_words + at + tl.minimum(first + 2, groups - 1) * WORDS)
-        w_3 = tl.load(w_words + at + tl.minimum(first + 3, groups - 1) * WORDS)
-        return w_0, w_1, w_2, w_3, own, both
-
-
-@triton.jit
-def opened(fetched, tid, GROUP: tl.constexpr, PARTS: tl.constexpr, SCALES: tl.constexpr):
-    """A thread's words of each of the four groups, of bytes also of their second halves; scale and minimum of group
-    tid."""
-    scale, minimum = scales_of(fetched[4], fetched[5], SCALES)
-    if GROUP == 32:
-        w_0, w_1, w_2, w_3 = traded(fetched[0], tid)
-        v_0, v_1, v_2, v_3 = w_0, w_1, w_2, w_3
-        if PARTS == 1:
-            v_0, v_1, v_2, v_3 = traded(fetched[1], tid)
-        return w_0, w_1, w_2, w_3, v_0, v_1, v_2, v_3, scale, minimum
-    else:
-        w_0, w_1, w_2, w_3 = fetched[0], fetched[1], fetched[2], fetched[3]
-        return w_0, w_1, w_2, w_3, w_0, w_1, w_2, w_3, scale, minimum
-
-
-@triton.jit
-def row_codes(w, w_second, w_high, row, g, tid, t_0, t_1, t_2, t_3, groups: tl.constexpr, GROUP: tl.constexpr,
-              WORDS: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
-    """What a thread holds of its row's group: values 4 tid and on, and (of 32) 16 + 4 tid and on."""
-    high = w
-    if (FORM == words.NIBBLE_1) or (FORM == words.NIBBLE_2):
-        high = tl.load(w_high + row * groups + g)
+    at = (tile * groups + u * (32 // GROUP)) * TILE + r
+    first = tl.load(w_scales + at)
+    last = first
     if GROUP == 16:
-        first = bytes_of(w, high, tid % WORDS, t_0, t_1, t_2, t_3, tid // WORDS, FORM)
-        return first, first
-    elif PARTS == 2:
-        first = bytes_of(w, high, tid, t_0, t_1, t_2, t_3, 0, FORM)
-        return first, bytes_of(w, high, tid, t_0, t_1, t_2, t_3, 1, FORM)
-    else:
-        return w, w_second
+        last = tl.load(w_scales + at + TILE)
+    both = first
+    if (SCALES == K) or (SCALES == SIGNED):
+        each: tl.constexpr = SHARED_VALUES // 32
+        both = tl.load(w_shared + (tile * tl.cdiv(units, each) + u // each) * TILE + r)
+    return first, last, both
 
 
 @triton.jit
-def tile_step(
-    acc_0, acc_1, acc_2, acc_3, w, w_second, near, near_min, v, v_second, far, far_min, w_high, row, far_row, g, tid,
-    b_0, b_1, total_0, total_1, x_scale_0, x_scale_1, t_0, t_1, t_2, t_3,
-    groups: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    FORM: tl.constexpr, SCALES: tl.constexpr,
+def fetch_tile(
+    w_words, w_high, w_scales, w_shared, first_row, last_row, u, lane,
+    units: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Add one group of a warp's 16 rows; near, far: what is of the thread's first row and of that 8 on."""
-    has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)
-    a_0, a_2 = row_codes(w, w_second, w_high, row, g, tid, t_0, t_1, t_2, t_3, groups, GROUP, WORDS, PARTS, FORM)
-    a_1, a_3 = row_codes(v, v_second, w_high, far_row, g, tid, t_0, t_1, t_2, t_3, groups, GROUP, WORDS, PARTS, FORM)
-    d_0, d_1, d_2, d_3 = mma(a_0, a_1, a_2, a_3, b_0, b_1, GROUP)
-    if OFFSET != 0:
-        d_0, d_1, d_2, d_3 = (
-            d_0 - OFFSET * total_0, d_1 - OFFSET * total_1, d_2 - OFFSET * total_0, d_3 - OFFSET * total_1,
-        )  # fmt: skip
-    v_0, v_1, v_2, v_3 = near * to_float(d_0), near * to_float(d_1), far * to_float(d_2), far * to_float(d_3)
-    if has_min:
-        sum_0, sum_1 = to_float(total_0), to_float(total_1)
-        v_0, v_1 = tl.fma(-near_min, sum_0, v_0), tl.fma(-near_min, sum_1, v_1)
-        v_2, v_3 = tl.fma(-far_min, sum_0, v_2), tl.fma(-far_min, sum_1, v_3)
-    acc_0, acc_1 = tl.fma(x_scale_0, v_0, acc_0), tl.fma(x_scale_1, v_1, acc_1)
-    acc_2, acc_3 = tl.fma(x_scale_0, v_2, acc_2), tl.fma(x_scale_1, v_3, acc_3)
+    """A thread's part of 16 rows: words of a near and a far row at its place, scales of its unit. Past the end, the
+    last row again."""
+    near = tl.minimum(first_row + lane // 4, last_row).to(tl.int64)
+    far = tl.minimum(first_row + 8 + lane // 4, last_row).to(tl.int64)
+    return (
+        fetch_row(w_words, w_high, near, u, units, FORM),
+        fetch_row(w_words, w_high, far, u, units, FORM),
+        fetch_scales(w_scales, w_shared, near, u, units, GROUP, SCALES),
+        fetch_scales(w_scales, w_shared, far, u, units, GROUP, SCALES),
+    )
+
+
+@triton.jit
+def fetch_columns(x, marks, is_in, GROUP: tl.constexpr, IS_EVEN: tl.constexpr):
+    """A thread's words of a unit of 8 rows of x, and its two columns' scales and sums (of both halves)."""
+    b_0, b_1 = two_at(x)
+    x_0, x_1, t_0, t_1 = four_at(marks)
+    if not IS_EVEN:
+        x_0, x_1 = tl.where(is_in, x_0, 0.0), tl.where(is_in, x_1, 0.0)
+    t_2, t_3 = t_0, t_1
+    if GROUP == 16:
+        t_0, t_1, t_2, t_3 = four_at(marks + 4)
+    return b_0, b_1, x_0, x_1, t_0, t_1, t_2, t_3
+
+
+@triton.jit
+def codes_of(fetched, t_0, t_1, t_2, t_3, STEP: tl.constexpr, FORM: tl.constexpr):
+    """A thread's words of both halves of unit STEP: of its near row, then of its far row."""
+    w, high, second = fetched[0]
+    v, far_high, far_second = fetched[1]
+    return (
+        bytes_of(w[STEP], high, second, t_0, t_1, t_2, t_3, STEP, 0, FORM),
+        bytes_of(w[4 + STEP], high, second, t_0, t_1, t_2, t_3, STEP, 1, FORM),
+        bytes_of(v[STEP], far_high, far_second, t_0, t_1, t_2, t_3, STEP, 0, FORM),
+        bytes_of(v[4 + STEP], far_high, far_second, t_0, t_1, t_2, t_3, STEP, 1, FORM),
+    )
+
+
+@triton.jit
+def scaled(acc, d, scale, minimum, total, x_scale, OFFSET: tl.constexpr, HAS_MIN: tl.constexpr):
+    """acc + x_scale · (scale · (d - offset · total) - minimum · total)."""
+    value = scale * less_offset(d, total, OFFSET)
+    if HAS_MIN:
+        value = tl.fma(-minimum, total, value)
+    return tl.fma(x_scale, value, acc)
+
+
+@triton.jit
+def add_columns(acc, a, near, far, columns, GROUP: tl.constexpr, OFFSET: tl.constexpr, HAS_MIN: tl.constexpr):
+    """Add one unit of 16 rows times 8 rows of x: codes, scales and minimums of both groups, columns."""
+    b_0, b_1, x_0, x_1, t_0, t_1, t_2, t_3 = columns
+    acc_0, acc_1, acc_2, acc_3 = acc
+    if GROUP == 32:
+        d_0, d_1, d_2, d_3 = mma_32(a[0], a[2], a[1], a[3], b_0, b_1)
+    else:
+        d_0, d_1, d_2, d_3 = mma_16(a[1], a[3], b_1)
+        acc_0 = scaled(acc_0, d_0, near[2], near[3], t_2, x_0, OFFSET, HAS_MIN)
+        acc_1 = scaled(acc_1, d_1, near[2], near[3], t_3, x_1, OFFSET, HAS_MIN)
+        acc_2 = scaled(acc_2, d_2, far[2], far[3], t_2, x_0, OFFSET, HAS_MIN)
+        acc_3 = scaled(acc_3, d_3, far[2], far[3], t_3, x_1, OFFSET, HAS_MIN)
+        d_0, d_1, d_2, d_3 = mma_16(a[0], a[2], b_0)
+    acc_0 = scaled(acc_0, d_0, near[0], near[1], t_0, x_0, OFFSET, HAS_MIN)
+    acc_1 = scaled(acc_1, d_1, near[0], near[1], t_1, x_1, OFFSET, HAS_MIN)
+    acc_2 = scaled(acc_2, d_2, far[0], far[1], t_0, x_0, OFFSET, HAS_MIN)
+    acc_3 = scaled(acc_3, d_3, far[0], far[1], t_1, x_1, OFFSET, HAS_MIN)
     return acc_0, acc_1, acc_2, acc_3
 
 
 @triton.jit
 def store_tile(
-    acc_0, acc_1, acc_2, acc_3, y, bias, residual, first_row, rows, x_rows, y_stride, residual_stride,
+    acc, y, bias, residual, first_row, rows, first_column, x_rows, y_stride, residual_stride,
     WARPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the warps of a block, and write a tile of 16 rows by 8."""
-    four = tl.join(tl.join(acc_0, acc_2), tl.join(acc_1, acc_3))  # [threads, row half, column]
+    """Sum over the warps of a program, and write a tile of 16 rows by 8."""
+    four = tl.join(tl.join(acc[0], acc[2]), tl.join(acc[1], acc[3]))  # [threads, row half, column]
     sums = tl.sum(tl.reshape(four, [WARPS, 32, 2, 2]), 0)
     lane = tl.arange(0, 32)[:, None, None]
     n = first_row + lane // 4 + 8 * tl.arange(0, 2)[None, :, None]
-    m = 2 * (lane % 4) + tl.arange(0, 2)[None, None, :]
+    m = first_column + 2 * (lane % 4) + tl.arange(0, 2)[None, None, :]
     is_out = (n < rows) & (m < x_rows)
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < rows, other=0.0)
@@ -196,100 +181,111 @@ def store_tile(
 
 
 @triton.jit
-def mma_kernel(
-    x, x_scales, w_words, w_high, w_scales, w_shared, y, bias, residual, x_rows, y_stride, residual_stride, rows,
-    last_row, t_0, t_1, t_2, t_3,
-    groups: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, PER_SHARED: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """y[m, n] = Σ w[n] · x[m] (+ bias[n]) (+ residual[m, n]) for 16 rows n and all rows m, 8 at most.
+def of_unit(scales, STEP: tl.constexpr, GROUP: tl.constexpr):
+    """Scales and minimums that thread STEP of each quad has."""
+    first, minimum = of_step(scales[0], STEP), of_step(scales[1], STEP)
+    if GROUP == 16:
+        return first, minimum, of_step(scales[2], STEP), of_step(scales[3], STEP)
+    else:
+        return first, minimum, first, minimum
 
-    x, x_scales: in the order of `rows.write_rows(…, in_fragments=True)`.
+
+@triton.jit
+def opened(fetched, GROUP: tl.constexpr, SCALES: tl.constexpr):
+    """Scale and minimum of a unit's groups."""
+    first, last, both = fetched
+    scale, minimum = scales_of(first, both, SCALES)
+    if GROUP == 16:
+        second, second_minimum = scales_of(last, both, SCALES)
+        return scale, minimum, second, second_minimum
+    else:
+        return scale, minimum, scale, minimum
+
+
+@triton.jit
+def mma_kernel(
+    x, marks, w_words, w_high, w_scales, w_shared, y, bias, residual, x_rows, y_stride, residual_stride, rows,
+    last_row, t_0, t_1, t_2, t_3,
+    units: tl.constexpr, OFFSET: tl.constexpr, WARPS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """y[m, n] = Σ w[n] · x[m] (+ bias[n]) (+ residual[m, n]) for 16 rows n and 8 · COLUMNS rows m at most.
+
+    x, marks: in the order of `rows.write_rows(…, in_fragments=True)`.
     """
-    group: tl.constexpr = 4 * WORDS * PARTS
-    wants_total: tl.constexpr = (SCALES == HALVES) or (SCALES == K) or OFFSET != 0
+    has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)
+    blocks: tl.constexpr = units // 4
+    is_even: tl.constexpr = blocks % WARPS == 0
     thread = tl.arange(0, 32 * WARPS)
-    warp, lane, gid, tid = thread // 32, thread % 32, thread % 32 // 4, thread % 4
+    warp, lane, place = thread // 32, thread % 32, thread % 4
     first_row = tl.program_id(0) * 16
-    row, far_row = tl.minimum(first_row + gid, last_row), tl.minimum(first_row + 8 + gid, last_row)
     zero = tl.zeros([32 * WARPS], tl.float32)
-    p_0, p_1, p_2, p_3 = zero, zero, zero, zero
-    pair = tl.arange(0, 2)[None, :]
-    stride: tl.constexpr = AT_ONCE * WARPS
-    mine = warp * AT_ONCE
-    near_words = fetch_row(
-        w_words, w_scales, w_shared, row, mine, tid,
-        groups, group, TILE, WORDS, PARTS, PER_SHARED, SCALES,
-    )  # fmt: skip
-    far_words = fetch_row(
-        w_words, w_scales, w_shared, far_row, mine, tid,
-        groups, group, TILE, WORDS, PARTS, PER_SHARED, SCALES,
-    )  # fmt: skip
+    none = (zero, zero, zero, zero)
+    p_0, p_1, p_2, p_3 = none, none, none, none
+    u = (tl.minimum(warp, blocks - 1) * 4 + place).to(tl.int64)
+    w = fetch_tile(w_words, w_high, w_scales, w_shared, first_row, last_row, u, lane, units, GROUP, FORM, SCALES)
     wait()
-    for first in tl.range(0, groups, stride):
-        next_near = fetch_row(
-            w_words, w_scales, w_shared, row, first + stride + mine, tid,
-            groups, group, TILE, WORDS, PARTS, PER_SHARED, SCALES,
+    for begin in tl.range(0, blocks, WARPS):
+        u = (tl.minimum(begin + WARPS + warp, blocks - 1) * 4 + place).to(tl.int64)
+        next_w = fetch_tile(
+            w_words, w_high, w_scales, w_shared, first_row, last_row, u, lane, units, GROUP, FORM, SCALES
+        )
+        w_near, w_far = opened(w[2], GROUP, SCALES), opened(w[3], GROUP, SCALES)
+        is_in = begin + warp < blocks
+        block = tl.minimum(begin + warp, blocks - 1).to(tl.int64)
+        x_block, marks_block = x + block * 256 + lane * 2, marks + block * 128 + place * 8
+        for step in tl.static_range(4):
+            a = codes_of(w, t_0, t_1, t_2, t_3, step, FORM)
+            near, far = of_unit(w_near, step, GROUP), of_unit(w_far, step, GROUP)
+            x_step, marks_step = x_block + step * 64, marks_block + step * 32
+            some = fetch_columns(x_step, marks_step, is_in, GROUP, is_even)
+            p_0 = add_columns(p_0, a, near, far, some, GROUP, OFFSET, has_min)
+            if COLUMNS > 1:
+                some = fetch_columns(x_step + units * 64, marks_step + units * 32, is_in, GROUP, is_even)
+                p_1 = add_columns(p_1, a, near, far, some, GROUP, OFFSET, has_min)
+            if COLUMNS > 2:
+                some = fetch_columns(x_step + 2 * units * 64, marks_step + 2 * units * 32, is_in, GROUP, is_even)
+                p_2 = add_columns(p_2, a, near, far, some, GROUP, OFFSET, has_min)
+            if COLUMNS > 3:
+                some = fetch_columns(x_step + 3 * units * 64, marks_step + 3 * units * 32, is_in, GROUP, is_even)
+                p_3 = add_columns(p_3, a, near, far, some, GROUP, OFFSET, has_min)
+        w = next_w
+    sums = (p_0, p_1, p_2, p_3)
+    for column in tl.static_range(COLUMNS):
+        store_tile(
+            sums[column], y, bias, residual, first_row, rows, 8 * column, x_rows, y_stride, residual_stride,
+            WARPS, HAS_BIAS, HAS_RESIDUAL,
         )  # fmt: skip
-        next_far = fetch_row(
-            w_words, w_scales, w_shared, far_row, first + stride + mine, tid,
-            groups, group, TILE, WORDS, PARTS, PER_SHARED, SCALES,
-        )  # fmt: skip
-        near, far = opened(near_words, tid, group, PARTS, SCALES), opened(far_words, tid, group, PARTS, SCALES)
-        for step in tl.static_range(AT_ONCE):
-            own = first + mine + step
-            g = tl.minimum(own, groups - 1)
-            x_group = g * group // 32
-            if group == 32:
-                b_0, b_1 = tl.split(tl.load(x + ((x_group * 32 + lane) * 2)[:, None] + pair))
-            else:
-                b_0 = tl.load(x + (x_group * 32 + lane) * 2 + g % 2)
-                b_1 = b_0
-            x_scale_0, x_scale_1 = tl.split(tl.load(x_scales + (x_group * 8 + 2 * tid)[:, None] + pair))
-            if groups % stride != 0:
-                x_scale_0 = tl.where(own < groups, x_scale_0, 0.0)
-                x_scale_1 = tl.where(own < groups, x_scale_1, 0.0)
-            total_0, total_1 = b_0, b_0
-            if wants_total:
-                ones = b_0 * 0 + 0x01010101
-                total_0, total_1, _, _ = mma(ones, ones, ones, ones, b_0, b_1, group)
-            p_0, p_1, p_2, p_3 = tile_step(
-                p_0, p_1, p_2, p_3, near[step], near[4 + step], of_step(near[8], step), of_step(near[9], step),
-                far[step], far[4 + step], of_step(far[8], step), of_step(far[9], step), w_high, row, far_row, g, tid,
-                b_0, b_1, total_0, total_1, x_scale_0, x_scale_1, t_0, t_1, t_2, t_3,
-                groups, OFFSET, group, WORDS, PARTS, FORM, SCALES,
-            )  # fmt: skip
-        near_words, far_words = next_near, next_far
-    store_tile(
-        p_0, p_1, p_2, p_3, y, bias, residual, first_row, rows, x_rows, y_stride, residual_stride,
-        WARPS, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
 
 
 def multiply(
     x: Tensor,
-    x_scales: Tensor,
+    marks: Tensor,
     packed: Packed,
     y: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     num_warps: int | None = None,
 ) -> None:
-    """As `gemv.multiply`, with x and its scales in the order of fragments."""
-    layout, groups = packed.layout, packed.scales.shape[1]
-    num_warps = num_warps or (4 if packed.rows >= MANY_ROWS else 16 if packed.rows <= FEW_ROWS else 8)
-    for at in range(0, len(y), MAX_ROWS):
-        count, block = min(MAX_ROWS, len(y) - at), at // MAX_ROWS
-        out = y[at : at + count]
-        added = None if residual is None else residual[at : at + count]
-        mma_kernel[(-(-packed.rows // 16),)](
-            x[block], x_scales[block], packed.words, packed.high, packed.scales, packed.shared,
-            out, out if bias is None else bias, out if added is None else added,
-            count, out.stride(0), 0 if added is None else added.stride(0), packed.rows, len(packed.words) - 1,
-            *layout.packed_table,
-            groups=groups, OFFSET=layout.offset, TILE=TILE_ROWS, WARPS=num_warps, WORDS=layout.words,
-            PARTS=layout.parts, PER_SHARED=1 if packed.shared.ndim == 1 else groups // packed.shared.shape[1],
-            FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=added is not None, num_warps=num_warps, enable_fp_fusion=False, **OPTIONS,
-        )  # fmt: skip
+    """y = x · weightᵀ (+ bias) (+ residual) of up to MAX_ROWS rows.
+
+    x: int32, marks: float32, of whole eights of rows in the order of fragments. y, residual: float32 [tokens, rows].
+    """
+    layout = packed.layout
+    columns = -(-len(y) // AT_ONCE)
+    num_warps = num_warps or warps_for(packed.rows, columns)
+    mma_kernel[(-(-packed.rows // 16),)](
+        x, marks, packed.words, packed.high, packed.scales, packed.shared,
+        y, y if bias is None else bias, y if residual is None else residual,
+        len(y), y.stride(0), 0 if residual is None else residual.stride(0), packed.rows, len(packed.words) - 1,
+        *layout.packed_table,
+        units=packed.units, OFFSET=layout.offset, WARPS=num_warps, COLUMNS=columns, GROUP=layout.group,
+        FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, num_warps=num_warps, enable_fp_fusion=False, **OPTIONS,
+    )  # fmt: skip
+
+
+def warps_for(rows: int, columns: int) -> int:
+    """Warps of a program, as they were fastest on an H200: sums of a row depend on them."""
+    warps = 4 if rows >= MANY_ROWS else 16 if rows <= FEW_ROWS else 8
+    return warps if columns <= 2 else max(4, warps // 2)

@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED
-from pocketllm.engine.backends.cuda.layouts import Form, Scales
+from pocketllm.engine.backends.cuda.layouts import PER_SHARED, TILE_ROWS, Form, Scales
 
 NIBBLE_1, NIBBLE_2 = tl.constexpr(int(Form.NIBBLE_1)), tl.constexpr(int(Form.NIBBLE_2))
 BYTE, TABLE = tl.constexpr(int(Form.BYTE)), tl.constexpr(int(Form.TABLE))
 HALVES, K, SIGNED = tl.constexpr(int(Scales.HALVES)), tl.constexpr(int(Scales.K)), tl.constexpr(int(Scales.SIGNED))
+TILE, SHARED_VALUES = tl.constexpr(TILE_ROWS), tl.constexpr(PER_SHARED)
 LOOK_UP_ASSEMBLY = tl.constexpr(
     "{ .reg .b32 i, u, v, lo, hi, s; "
     "and.b32 i, $1, 0x7777; prmt.b32 u, $2, $3, i; prmt.b32 v, $4, $5, i; "
@@ -23,6 +24,8 @@ LOOK_UP_ASSEMBLY = tl.constexpr(
 """Bytes of a 16-byte table at the low halves of a word's bytes."""
 FLOAT_OF_INT = tl.constexpr(0x4B400000)
 """1.5 · 2^23 as float32: a small integer added to its bits is the float 12582912 + integer."""
+SWAP_1 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;")
+SWAP_2 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 2, 0x1f, 0xffffffff;")
 
 
 @triton.jit
@@ -49,18 +52,81 @@ def look_up(word, t_0, t_1, t_2, t_3):
 
 
 @triton.jit
-def bytes_of(w, high, i, t_0, t_1, t_2, t_3, H: tl.constexpr, FORM: tl.constexpr):
-    """Part H of words w as words of four signed bytes, before the offset; i: which word of its group each is."""
+def bytes_of(w, high, second, t_0, t_1, t_2, t_3, S: tl.constexpr, H: tl.constexpr, FORM: tl.constexpr):
+    """Half H of words of unit S of a block as words of four signed bytes, before the offset.
+
+    high: the words with upper bits that belong to units 0 and 1 (or to all four), second: those of units 2 and 3.
+    """
     if FORM == BYTE:
         return w
     elif FORM == TABLE:
         return look_up(w >> (4 * H), t_0, t_1, t_2, t_3)
     elif FORM == NIBBLE_1:
-        return ((w >> (4 * H)) & 0x0F0F0F0F) | (((high >> (2 * i + H)) & 0x01010101) << 4)
+        return ((w >> (4 * H)) & 0x0F0F0F0F) | (((high >> (2 * S + H)) & 0x01010101) << 4)
     elif FORM == NIBBLE_2:
-        return ((w >> (4 * H)) & 0x0F0F0F0F) | (((high >> (4 * i + 2 * H)) & 0x03030303) << 4)
+        own = second if S >= 2 else high
+        return ((w >> (4 * H)) & 0x0F0F0F0F) | (((own >> (4 * (S % 2) + 2 * H)) & 0x03030303) << 4)
     else:
         return (w >> (4 * H)) & 0x0F0F0F0F
+
+
+@triton.jit
+def four_of(x):
+    """[n, 4] → four of [n]; nothing moves where a thread holds all four."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], 2, 2]))
+    x_0, x_2 = tl.split(even)
+    x_1, x_3 = tl.split(odd)
+    return x_0, x_1, x_2, x_3
+
+
+@triton.jit
+def load_four(pointer, at):
+    """Four neighbors from each place on, as four tensors."""
+    return four_of(tl.load(pointer + at[:, None] + tl.arange(0, 4)[None, :]))
+
+
+@triton.jit
+def load_two(pointer, at):
+    """The same of two."""
+    return tl.split(tl.load(pointer + at[:, None] + tl.arange(0, 2)[None, :]))
+
+
+@triton.jit
+def four_at(pointers):
+    """Four neighbors from where each points."""
+    return four_of(tl.load(pointers[:, None] + tl.arange(0, 4)[None, :]))
+
+
+@triton.jit
+def two_at(pointers):
+    """The same of two."""
+    return tl.split(tl.load(pointers[:, None] + tl.arange(0, 2)[None, :]))
+
+
+@triton.jit
+def swapped(x, HOW: tl.constexpr):
+    """Each thread's number in the thread whose place differs by one bit."""
+    return tl.inline_asm_elementwise(HOW, "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def quad_total(x):
+    """The sum over each four neighbors, at all four of them."""
+    sums = tl.sum(tl.reshape(x, [x.shape[0] // 4, 4]), 1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], [x.shape[0] // 4, 4]), [x.shape[0]])
+
+
+@triton.jit
+def quad_sum(x_0, x_1, x_2, x_3, place):
+    """Sums over the four threads of a quad: thread i of it gets the sum of x_i."""
+    if IS_INTERPRETED:
+        low, high = tl.where(place == 0, quad_total(x_0), quad_total(x_1)), quad_total(x_2)
+        return tl.where(place < 2, low, tl.where(place == 2, high, quad_total(x_3)))
+    else:
+        is_odd, is_high = place % 2 == 1, place >= 2
+        near = tl.where(is_odd, x_1, x_0) + swapped(tl.where(is_odd, x_0, x_1), SWAP_1)
+        far = tl.where(is_odd, x_3, x_2) + swapped(tl.where(is_odd, x_2, x_3), SWAP_1)
+        return tl.where(is_high, far, near) + swapped(tl.where(is_high, near, far), SWAP_2)
 
 
 @triton.jit
@@ -89,16 +155,6 @@ def half_of(pair, H: tl.constexpr):
 
 
 @triton.jit
-def load_scales(scales, shared, at, shared_at, SCALES: tl.constexpr):
-    """What memory has of groups' scales: of each group, and of 256 values."""
-    own = tl.load(scales + at)
-    both = own
-    if (SCALES == K) or (SCALES == SIGNED):
-        both = tl.load(shared + shared_at)
-    return own, both
-
-
-@triton.jit
 def scales_of(own, both, SCALES: tl.constexpr):
     """Scale and minimum of groups, float32; the minimum is taken away, and 0 where a layout has none."""
     if SCALES == HALVES:
@@ -115,10 +171,3 @@ def scales_of(own, both, SCALES: tl.constexpr):
         scale = own.to(tl.float32)
         minimum = scale * 0.0
     return scale, minimum
-
-
-@triton.jit
-def group_scales(scales, shared, at, shared_at, SCALES: tl.constexpr):
-    """Both in one."""
-    own, both = load_scales(scales, shared, at, shared_at, SCALES)
-    return scales_of(own, both, SCALES)
