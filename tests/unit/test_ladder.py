@@ -307,6 +307,10 @@ def test_what_was_not_judged_neither_proves_nor_demotes(outcome: str) -> None:
     assert rung(INSPECT, PARITY, SERVED, unjudged) == 2
 
 
+def test_a_recording_is_not_evidence() -> None:
+    assert rung(*WHOLE, make("golden", [row("generate", outcome="REGRESSION")], recording={"cases": []})) == 4
+
+
 def test_a_mutated_run_is_red_on_purpose_and_not_evidence() -> None:
     assert rung(*WHOLE, make("golden", [row("generate", outcome="REGRESSION")], mutate="id")) == 4
 

@@ -68,13 +68,15 @@ def compute(evidence: Iterable[Evidence], suites: Mapping[str, Suite]) -> list[L
 
 
 def speaks_of_us(item: Evidence) -> bool:
-    """Whether a record is about this engine: not a golden run mutated on purpose, nor runs against a server by URL.
+    """Whether a record is about this engine: no golden run mutated on purpose, no recording, nothing against a URL.
 
     A bench run against servers counts where its baseline is this engine, which the run has found out (`served`); one
     with an arm slowed on purpose is about the instrument.
     """
     if item.kind == "golden":
         selection = item.document.get("selection")
-        return not item.document.get("mutate") and not (isinstance(selection, Mapping) and selection.get("url"))
+        by_url = isinstance(selection, Mapping) and selection.get("url")
+        # a recording compares an answer with its own repeats, which proves nothing of the checkpoint
+        return not (item.document.get("mutate") or item.document.get("recording") or by_url)
     by_servers = item.kind == "bench" and item.document.get("isolation") in SERVED_CLASSES
     return not item.is_staged and (not by_servers or item.document.get("served") is True)
