@@ -24,9 +24,12 @@ class ByteTokenizer:
         )
         self.end = len(self._tokens) - 1
         self.eos_token_ids = frozenset({self.end})
-        self.control_ids = {text: len(self._tokens) + number for number, text in enumerate(control)}
+        self._control = {text: len(self._tokens) + number for number, text in enumerate(control)}
         self._tokens += [text.encode() for text in control]
         self.vocab_size = len(self._tokens)
+
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        return {text: self._control[text] for text in texts if text in self._control}
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokens[token_id]
@@ -47,7 +50,7 @@ class ByteTokenizer:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Control tokens as themselves, everything else byte by byte."""
-        pieces = TokenScanner(self.control_ids).split(text)
+        pieces = TokenScanner(self._control).split(text)
         return [one for piece in pieces for one in ([piece] if isinstance(piece, int) else piece.encode())]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -57,7 +60,7 @@ class ByteTokenizer:
         """An answer drawn from what the matcher allows, with a leaning to quotes and ends, so that it does end."""
         draw, ids = random.Random(seed), list[int]()
         weights = np.full(self.vocab_size, 1.0)
-        weights[[*b'"}]<', self.end, *self.control_ids.values()]] = 300.0
+        weights[[*b'"}]<', self.end, *self._control.values()]] = 300.0
         weights[128:256] = 0.0  # no halves of characters
         while len(ids) < most and not matcher.is_complete:
             allowed = np.flatnonzero(matcher.allowed()[: self.vocab_size])

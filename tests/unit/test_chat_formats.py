@@ -349,7 +349,7 @@ def test_the_grammar_of_a_forced_call_takes_what_the_reader_reads_and_nothing_el
     chat_format = NAMED[name]
     tokenizer = ByteTokenizer(chat_format.marks)
     tools = [Tool(tool, parameters) for tool, parameters in TOOLS.items()]
-    source = call_grammar(chat_format, tools, Lark(tokenizer.control_ids), allows_parallel=False)
+    source = call_grammar(chat_format, tools, Lark(tokenizer.control_ids(chat_format.marks)), allows_parallel=False)
     compiler = GrammarCompiler(tokenizer)  # type: ignore[arg-type]  # a fake
     written = []
     for seed in range(12):
@@ -377,7 +377,7 @@ def test_the_grammar_of_a_free_answer_takes_any_text_and_only_true_calls(name: s
     chat_format = NAMED[name]
     tokenizer = ByteTokenizer(chat_format.marks if are_control else ())
     tools = [Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})]
-    source = free_grammar(chat_format, tools, Lark(tokenizer.control_ids), allows_parallel=True)
+    source = free_grammar(chat_format, tools, Lark(tokenizer.control_ids(chat_format.marks)), allows_parallel=True)
     compiler = GrammarCompiler(tokenizer)  # type: ignore[arg-type]  # a fake
 
     def takes(text: str) -> bool:
