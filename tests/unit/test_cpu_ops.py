@@ -42,7 +42,7 @@ def reference() -> ReferenceOps:
 @pytest.fixture(autouse=True)
 def outputs_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a value that is not written is seen."""
-    from pocketllm.engine.backends.cpu import recorder
+    from pocketllm.engine.backends.cpu.operations import recorder
 
     class Poisoned(recorder.Result):
         def __init__(self, *_: Any) -> None:

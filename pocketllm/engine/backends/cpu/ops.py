@@ -11,14 +11,14 @@ from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.cpu import profile
 from pocketllm.engine.backends.cpu.caches import KV_DTYPES, KVCache
-from pocketllm.engine.backends.cpu.latent import LatentOps
 from pocketllm.engine.backends.cpu.library import AttentionPlan, Engine, Program, usable_isas
 from pocketllm.engine.backends.cpu.matrices import Matrix
-from pocketllm.engine.backends.cpu.mixture import MixtureOps
+from pocketllm.engine.backends.cpu.operations.latent import LatentOps
+from pocketllm.engine.backends.cpu.operations.mixture import MixtureOps
+from pocketllm.engine.backends.cpu.operations.recorder import Result, batch_of, rows_of, width_of
+from pocketllm.engine.backends.cpu.operations.recurrent import RecurrentOps
+from pocketllm.engine.backends.cpu.operations.streams import StreamOps
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, SYMBOLIC, Captured, Command, Float32Array, pointer
-from pocketllm.engine.backends.cpu.recorder import Result, batch_of, rows_of, width_of
-from pocketllm.engine.backends.cpu.recurrent import RecurrentOps
-from pocketllm.engine.backends.cpu.streams import StreamOps
 from pocketllm.errors import OptionError
 
 ACTIVATION_DTYPES = ("int8", "float32")

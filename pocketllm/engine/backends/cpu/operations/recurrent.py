@@ -9,8 +9,8 @@ import numpy.typing as npt
 from pocketllm.engine.backends.api.attention import ForwardBatch, Int32Array
 from pocketllm.engine.backends.api.recurrent import UNIT_EPS, DeltaNet
 from pocketllm.engine.backends.cpu.library import DeltaPlan, Program, StatePlan
+from pocketllm.engine.backends.cpu.operations.recorder import Recorder, width_of
 from pocketllm.engine.backends.cpu.program import Float32Array, address_of, pointer
-from pocketllm.engine.backends.cpu.recorder import Recorder, width_of
 
 
 class States:

@@ -7,7 +7,7 @@ from pocketllm.engine.backends.api.attention import ForwardBatch, LatentAttentio
 from pocketllm.engine.backends.cpu.caches import LatentCache
 from pocketllm.engine.backends.cpu.library import AttentionPlan, Program
 from pocketllm.engine.backends.cpu.matrices import ExpertMatrices
-from pocketllm.engine.backends.cpu.recorder import Recorder, width_of
+from pocketllm.engine.backends.cpu.operations.recorder import Recorder, width_of
 
 
 class LatentOps(Recorder):

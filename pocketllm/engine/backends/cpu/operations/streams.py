@@ -7,9 +7,9 @@ import numpy as np
 
 from pocketllm.engine.backends.api.ops import HyperConnection, Norm
 from pocketllm.engine.backends.cpu.library import Program, StreamsPlan
+from pocketllm.engine.backends.cpu.operations.projections import Projector
+from pocketllm.engine.backends.cpu.operations.recorder import width_of
 from pocketllm.engine.backends.cpu.program import pointer
-from pocketllm.engine.backends.cpu.projections import Projector
-from pocketllm.engine.backends.cpu.recorder import width_of
 
 
 class StreamOps(Projector):

@@ -5,8 +5,8 @@ from typing import Any
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cpu.library import Program, ProjectionPlan
+from pocketllm.engine.backends.cpu.operations.recorder import Recorder, rows_of, width_of
 from pocketllm.engine.backends.cpu.program import pointer
-from pocketllm.engine.backends.cpu.recorder import Recorder, rows_of, width_of
 
 
 class Projector(Recorder):

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating
 from pocketllm.engine.backends.cpu.library import MixturePlan, Program
 from pocketllm.engine.backends.cpu.matrices import ExpertMatrices, Matrix
+from pocketllm.engine.backends.cpu.operations.projections import Projector
+from pocketllm.engine.backends.cpu.operations.recorder import width_of
 from pocketllm.engine.backends.cpu.program import pointer
-from pocketllm.engine.backends.cpu.projections import Projector
-from pocketllm.engine.backends.cpu.recorder import width_of
 
 GATINGS = (Gating.SOFTMAX, Gating.SIGMOID)
 """In the order of native/runtime/phases/phases.h, `Gating`."""
