@@ -78,7 +78,7 @@ def tensor_shapes(shape: Xing4Shape) -> tuple[Shapes, Shapes]:
             f"hc_{sublayer}_base.weight": (shape.num_shares,),
             f"hc_{sublayer}_scale.weight": (3,),
         }
-    return decoder_shapes(shape.decoder, lambda number: streams)
+    return decoder_shapes(shape.decoder, lambda number: streams if number < shape.decoder.num_layers else {})
 
 
 @dataclass(frozen=True)

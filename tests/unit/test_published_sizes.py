@@ -1,0 +1,93 @@
+"""Families over the headers of published models: as many tensors as their files have, and what a token keeps."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.registry import find_family
+from tests.parity.tiny_families import TinyFamily
+
+LATENT = {"attention.kv_lora_rank": 512, "attention.key_length": 576, "attention.value_length": 512}
+LATENT |= {"rope.dimension_count": 64, "nextn_predict_layers": 1}
+XING4 = LATENT | {
+    "block_count": 41,
+    "embedding_length": 3584,
+    "feed_forward_length": 9216,
+    "leading_dense_block_count": 2,
+    "attention.head_count": 32,
+    "attention.q_lora_rank": 768,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+    "expert_count": 64,
+    "expert_used_count": 4,
+    "expert_feed_forward_length": 1024,
+}
+GLM_5 = LATENT | {
+    "block_count": 79,
+    "embedding_length": 6144,
+    "leading_dense_block_count": 3,
+    "attention.head_count": 64,
+    "attention.q_lora_rank": 2048,
+    "attention.key_length_mla": 256,
+    "attention.value_length_mla": 256,
+    "attention.indexer.head_count": 32,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": 2048,
+    "expert_count": 256,
+    "expert_used_count": 8,
+}
+MINIMAX = {
+    "block_count": 62,
+    "embedding_length": 3072,
+    "attention.head_count": 48,
+    "attention.head_count_kv": 8,
+    "attention.key_length": 128,
+    "attention.value_length": 128,
+    "expert_count": 256,
+    "expert_used_count": 8,
+}
+NEXTN_ALONE = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+"""A file may leave these two to the model's own embedding and head."""
+
+
+def names(architecture: str, keys: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Tensors of the trunk with its own head, and of the layers behind it, of a file with everything."""
+    header = HeaderReader(TinyFamily(architecture, keys=keys).metadata(), architecture)
+    family: Any = import_module(f"pocketllm.engine.models.families.{architecture.replace('-', '_')}")
+    needed, optional = family.tensor_shapes(family.read_shape(header, 131072))
+    assert header.problems == []
+    last = keys["block_count"] - keys.get("nextn_predict_layers", 0)
+    behind = {name for name in optional if name.startswith(f"blk.{last}.")}
+    return {*needed, *optional} - behind, behind
+
+
+def test_xing4_has_the_tensors_of_its_file() -> None:
+    trunk, behind = names("xing4_0", XING4)
+
+    assert (len(trunk), len(behind)) == (953, 24)
+
+
+def test_glm_5_has_the_tensors_of_its_file() -> None:
+    trunk, behind = names("glm-dsa", GLM_5)
+
+    assert len(trunk) + len([name for name in behind if not name.endswith(NEXTN_ALONE)]) == 1809
+
+
+def test_minimax_m2_has_the_tensors_of_its_file() -> None:
+    trunk, behind = names("minimax-m2", MINIMAX)
+
+    assert (len(trunk), behind) == (809, set())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [("xing4_0", XING4, 46_080), ("glm-dsa", GLM_5, 89_856 + 78 * 128 * 2), ("minimax-m2", MINIMAX, 253_952)],
+)
+def test_a_token_keeps_the_published_bytes_in_half_precision(
+    architecture: str, keys: dict[str, Any], expected: int
+) -> None:
+    metadata = TinyFamily(architecture, keys=keys).metadata()
+
+    assert find_family(architecture).kv_spec(metadata).bytes_per_token(2) == expected
