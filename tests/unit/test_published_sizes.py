@@ -38,6 +38,10 @@ GLM_5 = LATENT | {
     "expert_count": 256,
     "expert_used_count": 8,
 }
+DEEPSEEK_V2_5 = {"block_count": 60, "leading_dense_block_count": 1, "expert_count": 160, "expert_used_count": 6}
+DEEPSEEK_V3 = {"block_count": 61, "leading_dense_block_count": 3, "expert_count": 256, "expert_used_count": 8}
+JOINED = {"attention.key_length_mla": None, "attention.value_length_mla": None, "attention.head_count_kv": 4}
+JOINED |= {"attention.key_length": 192, "attention.value_length": 128}
 MINIMAX = {
     "block_count": 62,
     "embedding_length": 3072,
@@ -67,6 +71,22 @@ def test_xing4_has_the_tensors_of_its_file() -> None:
     trunk, behind = names("xing4_0", XING4)
 
     assert (len(trunk), len(behind)) == (953, 24)
+
+
+@pytest.mark.parametrize(
+    ("keys", "without_bias", "expected"),
+    [
+        (DEEPSEEK_V2_5 | JOINED, True, 959),
+        (DEEPSEEK_V3 | JOINED, False, 1025),
+        (DEEPSEEK_V3, False, 1086),
+    ],
+    ids=["V2.5, joined", "V3, joined", "V3, split"],
+)
+def test_deepseek_has_the_tensors_of_its_files(keys: dict[str, Any], without_bias: bool, expected: int) -> None:
+    trunk, behind = names("deepseek2", keys)
+
+    assert len([name for name in trunk if not (without_bias and name.endswith("exp_probs_b.bias"))]) == expected
+    assert behind == set()
 
 
 def test_glm_5_has_the_tensors_of_its_file() -> None:
