@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.golden.compare import Identical, Tie
 from pocketllm.golden.files.folder import FixtureFolder
-from pocketllm.golden.subject import open_subject
+from pocketllm.golden.subject import open_subject, subject_of
 from pocketllm.golden.verify import Report, VerifyOptions, verify_subject
 from tests.golden import tiny_suite
 from tests.golden.workshop import verified, verified_over_http, words
@@ -28,7 +29,8 @@ def assert_green(report: Report) -> None:
     assert report.stale == ()
 
 
-def committed(path: Path, backend: str, record_dir: Path) -> Report:
+def committed(path: Path, backend: str, record_dir: Path, **only: Any) -> Report:
+    """Verify a served model's committed goldens; skips on a device that has none."""
     subject = open_subject(EngineOptions(model=str(path), backend=backend))
     if subject.plan.isa == "portable":
         pytest.skip("no-fixture-for-isa: portable")
@@ -37,16 +39,21 @@ def committed(path: Path, backend: str, record_dir: Path) -> Report:
     # an answer of another hard key is no reason to skip: changed numerics or weights come out UNRECORDED, and red
     if not any(folder.path.glob(f"*.{subject.hard_key.label}.json")):
         pytest.skip(f"no-fixture-for-device: {subject.hard_key.label}")
-    return verify_subject(
-        subject,
-        VerifyOptions(subject.options, fixtures=FIXTURES, record_dir=record_dir, require=True, unreferenced="reject"),
-    )
+    settings: dict[str, Any] = {"record_dir": record_dir, "require": True, "unreferenced": "reject", **only}
+    return verify_subject(subject, VerifyOptions(subject.options, fixtures=FIXTURES, **settings))
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param("reference", marks=pytest.mark.full)])
 def test_the_committed_goldens_of_smollm2_come_back(smollm2: Path, tmp_path: Path, backend: str) -> None:
     assert_green(committed(smollm2, backend, tmp_path))
+
+
+@pytest.mark.model
+def test_the_shortest_goldens_of_smollm2_come_back_on_the_reference_backend(smollm2: Path, tmp_path: Path) -> None:
+    few = {"cases": ("capital", "stop-string"), "entry_points": ("in_process",)}
+
+    assert_green(committed(smollm2, "reference", tmp_path, **few))
 
 
 @pytest.mark.model
@@ -68,6 +75,9 @@ def tiny(architecture: str, backend: str, folder: Path) -> Iterator[tuple[Engine
     root = folder / "fixtures"
     root.symlink_to(tiny_suite.FIXTURES)
     with engine:
+        label = subject_of(engine).hard_key.label
+        if not any((root / f"tiny-{architecture}").glob(f"*.{label}.json")):
+            pytest.skip(f"no-fixture-for-device: {label} (python -m tests.golden.tiny_suite {architecture})")
         yield engine, root
 
 

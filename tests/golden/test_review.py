@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from rich.console import Console
@@ -84,13 +85,13 @@ def test_a_changed_request_is_shown(tmp_path: Path) -> None:
 
 
 # -- in a terminal -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def pending(tiny_gguf: Path, tmp_path: Path) -> FixtureFolder:
+@pytest.fixture(scope="module")
+def recorded(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> FixtureFolder:
     """Three proposals beside their accepted answers, made by clean code, outside any checkout."""
     names = ("one", "three", "two")
     table = {"prompt": "once upon", "sampling": {"max_tokens": 6, **GREEDY}, "paths": ["in_process"]}
     with opened(tiny_gguf) as engine:
-        folder = record_cases(engine, tmp_path / "goldens", dict.fromkeys(names, table))
+        folder = record_cases(engine, tmp_path_factory.mktemp("recorded"), dict.fromkeys(names, table))
     for name in names:
         answer = folder.answers(name)[0]
         other = replace(answer.expected, token_ids=(*answer.expected.token_ids[:-1], 7), text="other")
@@ -98,6 +99,12 @@ def pending(tiny_gguf: Path, tmp_path: Path) -> FixtureFolder:
             render(answer_document(replace(answer, expected=other)))
         )
     return folder
+
+
+@pytest.fixture
+def pending(recorded: FixtureFolder, tmp_path: Path) -> FixtureFolder:
+    """A copy to be decided on."""
+    return FixtureFolder(copytree(recorded.path, tmp_path / "goldens" / recorded.path.name))
 
 
 class Terminal:
