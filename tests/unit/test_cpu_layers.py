@@ -393,6 +393,15 @@ def test_rows_scaled_and_normed_about_their_mean_agree(ops: Any, reference: Refe
         assert close(got, expected)
 
 
+def test_some_columns_of_rows_are_taken(ops: Any) -> None:
+    x = normal(7, 50)
+
+    assert np.array_equal(ops.columns(x, 3, 50), x[:, 3:])
+    assert np.array_equal(ops.columns(x, 0, 1), x[:, :1])
+    with pytest.raises(ValueError, match="columns 40 to 51 of rows of 50"):
+        ops.columns(x, 40, 51)
+
+
 @pytest.mark.parametrize("sink", [-100.0, 0.5, 200.0])
 def test_a_sink_takes_its_share_of_the_attention(isa: str, reference: ReferenceOps, sink: float) -> None:
     ops, sinks = cpu_ops(3, kv_dtype="float32", isa=isa), np.linspace(sink, sink + 1, 6).astype(np.float32)

@@ -117,6 +117,7 @@ PHASES = {
     "project_heads": (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p),
     "store_latent": (c_void_p, c_int32, c_void_p, c_int32, c_void_p),
     "attend_latent": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_int32, c_void_p, c_void_p),
+    "columns": (c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p),
     "layer_norm": (c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_float, c_void_p),
     "scale": (c_int32, c_void_p, c_int32, c_float, c_void_p),
     "gate_rows": (c_void_p, c_int32, c_void_p, c_void_p),

@@ -185,6 +185,12 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
 
         return self.compute(append, (x,), (width_of(x),), batch_of(logit_rows=rows), rows=LOGIT_ROWS)[0]
 
+    def columns(self, x: Any, first: int, last: int) -> Any:
+        def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            program.append("columns", rows_of(x), inputs[0], width_of(x), first, last - first, outputs[0])
+
+        return self.compute(append, (x,), (last - first,))[0]
+
     def to_numpy(self, x: Float32Array) -> npt.NDArray[np.float32]:
         """A copy; of rows that have just been computed and that nobody else was given, the rows themselves."""
         if isinstance(x, Result) and x.base is None and not x.is_shared:

@@ -266,3 +266,8 @@ int32_t pocketllm_layer_norm(Program* program, int32_t rows, const float* x, int
 int32_t pocketllm_scale(Program* program, int32_t rows, const float* x, int32_t width, float by, float* out) {
     return attempt([&] { add_scale(*program, rows_of(rows), buffer(x, width), by, out); });
 }
+
+int32_t pocketllm_columns(Program* program, int32_t rows, const float* x, int32_t width, int32_t first, int32_t count,
+                          float* out) {
+    return attempt([&] { add_columns(*program, rows_of(rows), buffer(x, width), first, count, out); });
+}

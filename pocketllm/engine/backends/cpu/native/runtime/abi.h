@@ -99,3 +99,5 @@ POCKETLLM_API int32_t pocketllm_layer_norm(pocketllm::Program* program, int32_t 
                                            const float* weight, const float* bias, float eps, float* out);
 POCKETLLM_API int32_t pocketllm_scale(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                       float by, float* out);
+POCKETLLM_API int32_t pocketllm_columns(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
+                                        int32_t first, int32_t count, float* out);

@@ -28,6 +28,8 @@ void add_angles(Program& program, const float* inv_freq, int pairs, float magnit
 void add_rope(Program& program, Buffer x, const float* angles, int pairs, int head_dim, bool half_split, float* out);
 void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, const float* y, float* out);
 void add_take(Program& program, Buffer x, float* out);
+// Values [first, first + count) of each row.
+void add_columns(Program& program, Rows rows, Buffer x, int first, int count, float* out);
 // gate: one for each row of x
 void add_gate_rows(Program& program, Buffer x, const float* gate, float* out);
 void add_hadamard(Program& program, Rows rows, Buffer x, const float* signs, int block, bool inverse, float* out);

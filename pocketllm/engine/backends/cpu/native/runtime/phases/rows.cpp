@@ -125,6 +125,18 @@ void add_take(Program& program, Buffer x, float* out) {
     });
 }
 
+void add_columns(Program& program, Rows rows, Buffer x, int first, int count, float* out) {
+    if (first < 0 || count < 1 || first + count > x.width) {
+        throw Refusal("columns " + std::to_string(first) + " to " + std::to_string(first + count) + " of rows of " +
+                      std::to_string(x.width));
+    }
+    add_rows(program, Kind::kTake, rows, count, [=](const Run&, int64_t row, int64_t last) {
+        for (; row < last; ++row) {
+            std::memcpy(out + row * count, x.data + row * x.width + first, count * sizeof(float));
+        }
+    });
+}
+
 void add_gate_rows(Program& program, Buffer x, const float* gate, float* out) {
     add_rows(program, Kind::kElementwise, Rows::kTokens, x.width, [=](const Run& run, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
