@@ -213,7 +213,7 @@ def test_a_prompt_that_is_not_utf8(tiny_gguf: Path) -> None:
         (("--top-k", "-2"), "top_k=-2"),
         (("--logprobs", "21", "--json"), "logprobs=21"),
         (("--logprobs", "1"), "--logprobs needs --json"),
-        (("--stop", ""), "stop string"),
+        (("--stop", ""), "stop: a string"),
         (("--max-model-len", "0"), "max_model_len=0"),
         (("--max-model-len", "1000000"), "1000000"),
         (("--threads", "0"), "threads=0"),
