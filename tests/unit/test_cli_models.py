@@ -372,6 +372,8 @@ def test_weights_that_the_catalog_no_longer_serves_are_superseded() -> None:
         ("smollm2-135m.md", "Good for text, CLI only.", 1),
         ("gemma3-270m.md", "rung 1", 1),
         ("README.md", "rung 1", 0),
+        ("README.md", "| 4 text + server | a golden record through HTTP |", 0),
+        ("README.md", "They are text + server.", 1),
         ("README.md", "rung 2", 1),
         ("README.md", "| gemma3-270m | gemma3 | cpu | 1 inspect only | | |", 1),
         ("README.md", "| unheard-of | llama | cpu | 1 inspect only | | |", 1),

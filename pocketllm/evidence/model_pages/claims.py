@@ -10,6 +10,8 @@ from pocketllm.evidence.model_pages.source import EVERY_MODEL, Source
 
 SPOKEN = re.compile(r"\brung\s+(\d)\b", re.IGNORECASE)
 TABULATED = re.compile(r"^\|\s*\[?`?([^|`\]]+?)`?(?:\]\([^)]*\))?\s*\|[^|]*\|\s*([\w-]+)\s*\|\s*(\d) ")
+DEFINITION = re.compile(r"^\| \d [a-z]")
+"""A line of a table that says what a rung is."""
 WORDED = {words: rung for rung, words in enumerate(WORDS) if rung >= 3}
 """Rungs whose words mean nothing else in a sentence."""
 
@@ -62,7 +64,7 @@ def overclaims(page: str, text: str, source: Source) -> Iterator[Overclaim]:
     for place, line in enumerate(text.splitlines(), 1):
         tabulated = [(model, device, int(rung)) for model, device, rung in TABULATED.findall(line)]
         spoken = {int(match) for match in SPOKEN.findall(line)}
-        if not tabulated:
+        if not tabulated and not DEFINITION.match(line):
             spoken |= {rung for told, rung in WORDED.items() if told in line}
         for model, device, claimed in (*((subject, None, rung) for rung in sorted(spoken)), *tabulated):
             matching = [row for row in rows if source.is_model(model, row.sha256, row.model)]
