@@ -1,6 +1,7 @@
 """Answers of every chat format, taken apart: the same parts however the text was cut, as models really spell them."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,9 +18,10 @@ from pocketllm.engine.chat_formats.registry import FORMATS, format_of, thought_o
 from pocketllm.engine.chat_formats.splitter import AnswerSplitter
 from pocketllm.engine.structured import constraint
 from pocketllm.engine.structured.compiler import GrammarCompiler
-from pocketllm.errors import ConstraintError
+from pocketllm.errors import ConstraintError, RequestError
 from tests.byte_vocabulary import ByteTokenizer
 
+PLAIN = GrammarCompiler(ByteTokenizer())  # type: ignore[arg-type]  # a fake
 NAMED = {one.name: one for one in (*FORMATS, generic.FORMAT)}
 WEATHER = {
     "type": "object",
@@ -399,6 +401,34 @@ def test_the_grammar_of_a_free_answer_takes_any_text_and_only_true_calls(name: s
     assert calls_of(parts_of(whole, chat_format)) == [("now", {})]
     assert takes(said + spelling.head + call + spelling.between + call + spelling.tail)
     assert not takes(whole.replace("now", "then"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "enum", "anyOf", "required", "$defs", 'a"\n']),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    parameters=st.dictionaries(st.sampled_from(["properties", "required", "$defs"]), JSON),
+    name=st.sampled_from([*NAMED]),
+)
+@settings(max_examples=150, deadline=None)
+def test_schemas_that_are_none_are_refused_by_the_compiler_and_by_nothing_else(
+    parameters: dict[str, object], name: str
+) -> None:
+    for make in (call_grammar, free_grammar):
+        source = make(NAMED[name], [Tool("f", parameters)], Lark({}), allows_parallel=True)
+        with suppress(RequestError):
+            PLAIN.matcher(constraint.lark(source, "tools"))
 
 
 def test_tools_are_told_in_the_system_message_where_a_template_has_no_place_for_them() -> None:

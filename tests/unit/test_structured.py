@@ -136,6 +136,43 @@ def test_schemas_that_trip_others_take_what_is_valid_and_nothing_else(
     assert [text for text in invalid if takes(held, text)] == []
 
 
+WORDS_OF_SCHEMAS = [
+    "type",
+    "properties",
+    "items",
+    "enum",
+    "anyOf",
+    "allOf",
+    "oneOf",
+    "required",
+    "$defs",
+    "$ref",
+    "format",
+    "pattern",
+    "minimum",
+]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["string", "object", "date", "#", "(", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), ANY_JSON, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_as_a_schema_is_held_to_or_refused(schema: dict[str, object]) -> None:
+    with suppress(RequestError):
+        COMPILER.matcher(constraint.json_schema(schema)).allowed()
+
+
+@given(text=st.text(alphabet='start:rooST=|()[]{}"/\\*+?#%<>~@_ \nab0-', max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_as_a_grammar_or_an_expression_is_held_to_or_refused(text: str) -> None:
+    for make in (constraint.grammar, constraint.gbnf, constraint.regex):
+        with suppress(RequestError):
+            COMPILER.matcher(make(text)).allowed()
+
+
 def test_a_pydantic_model_with_two_nested_models_compiles() -> None:
     from pydantic import BaseModel
 

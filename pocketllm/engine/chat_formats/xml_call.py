@@ -60,12 +60,23 @@ def parameter(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def properties_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """Name, schema and whether it is required, of each property; what is no schema says nothing."""
+    properties, required = schema.get("properties"), schema.get("required")
+    wanted = required if isinstance(required, list) else []
+    return [
+        (key, one if isinstance(one, Mapping) else {}, key in wanted)
+        for key, one in (properties.items() if isinstance(properties, Mapping) else ())
+    ]
+
+
 def json_types(schema: Mapping[str, Any]) -> set[str]:
     """The types that a schema names, through anyOf, oneOf and enum; empty where it names none."""
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else {one for one in named or () if isinstance(one, str)}
+    found = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
     for word in ("anyOf", "oneOf"):
-        for one in schema.get(word) or ():
+        branches = schema.get(word)
+        for one in branches if isinstance(branches, list) else ():
             found |= json_types(one) if isinstance(one, Mapping) else set()
     if not found and isinstance(schema.get("enum"), list):
         found = {type_name(value) for value in schema["enum"]}

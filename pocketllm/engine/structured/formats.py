@@ -51,8 +51,9 @@ def with_patterns(schema: Any) -> Any:
         elif key in NAMED and isinstance(value, Mapping):
             found[key] = {name: with_patterns(one) for name, one in value.items()}
     form = found.get("format")
-    if isinstance(form, str) and form in PATTERNS:
+    others = found.get("allOf", [])
+    if isinstance(form, str) and form in PATTERNS and isinstance(others, list):
         del found["format"]
         # beside a pattern of its own, both must hold
-        found["allOf"] = [*found.get("allOf", ()), {"pattern": PATTERNS[form]}]
+        found["allOf"] = [*others, {"pattern": PATTERNS[form]}]
     return found

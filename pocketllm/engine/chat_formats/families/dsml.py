@@ -6,7 +6,7 @@ from pocketllm.engine.chat_formats.contract import ChatFormat, Spelling, Tool
 from pocketllm.engine.chat_formats.families.minimax import read_invokes
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.reading import Reader, Steps
-from pocketllm.engine.chat_formats.xml_call import Elements, json_types
+from pocketllm.engine.chat_formats.xml_call import Elements, json_types, properties_of
 
 MARK = "\uff5cDSML\uff5c"
 BLOCKS = ("function_calls", "tool_calls")
@@ -32,14 +32,13 @@ def read(reader: Reader) -> Steps[None]:
 def body(lark: Lark, tool: Tool) -> str:
     """The parameters, texts bare and told so."""
     parts = []
-    required = set(tool.parameters.get("required") or ())
-    for key, schema in (tool.parameters.get("properties") or {}).items():
+    for key, schema, is_required in properties_of(tool.parameters):
         is_text = not (types := json_types(schema)) or "string" in types
         begin = f'<{MARK}parameter name="{key}" string="{str(is_text).lower()}">'
         end = f"</{MARK}parameter>\n"
         value = lark.up_to(end) if is_text else f"{lark.json(schema)} {lark.text(end)}"
         element = lark.made(f"{lark.text(begin)} {value}")
-        parts.append(element if key in required else f"{element}?")
+        parts.append(element if is_required else f"{element}?")
     return " ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from pocketllm.engine.chat_formats.contract import ChatFormat, Spelling, Tool
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.markup import Thought
 from pocketllm.engine.chat_formats.reading import Reader, Steps
-from pocketllm.engine.chat_formats.xml_call import json_types
+from pocketllm.engine.chat_formats.xml_call import json_types, properties_of
 
 THOUGHT = Thought("<|channel>thought", "<channel|>")
 MAX_DEPTH = 32
@@ -37,21 +38,21 @@ class Marks:
 
     def body(self, lark: Lark, tool: Tool) -> str:
         """The members of the arguments, in the order of the schema."""
-        required = set(tool.parameters.get("required") or ())
         members = [
-            (key in required, lark.made(f"{lark.text(f'{key}:')} {self.value(lark, schema)}"))
-            for key, schema in (tool.parameters.get("properties") or {}).items()
+            (is_required, lark.made(f"{lark.text(f'{key}:')} {self.value(lark, schema)}"))
+            for key, schema, is_required in properties_of(tool.parameters)
         ]
         return separated(lark, members)
 
-    def value(self, lark: Lark, schema: Any) -> str:
+    def value(self, lark: Lark, schema: Mapping[str, Any]) -> str:
         """A value of a schema's type; of an unknown one, a text."""
-        types = json_types(schema) if isinstance(schema, dict) else set()
+        types = json_types(schema)
         simple = {"integer", "number", "boolean", "null"}
         if types and types <= simple:
             return lark.json({"type": sorted(types)})
         if types == {"array"}:
-            item = self.value(lark, schema.get("items"))
+            items = schema.get("items")
+            item = self.value(lark, items if isinstance(items, Mapping) else {})
             return lark.made(f'"[" ({item} ("," {item})*)? "]"')
         if types == {"object"}:
             return lark.made(f'"{{" {self.body(lark, Tool("", schema))} "}}"')
