@@ -105,9 +105,12 @@ class Client:
             (self.bad, 4),
             (self.other_address, 2),
         ]
+        once = [act for act, _ in acts]  # so that a short soak, too, has done everything
+        self._random.shuffle(once)
         async with self._http:
-            while time.monotonic() < until_s:
+            while once or time.monotonic() < until_s:
                 [act] = self._random.choices([act for act, _ in acts], [weight for _, weight in acts])
+                act = once.pop() if once else act
                 self._number += 1
                 self._outcome.kinds[act.__name__] += 1
                 try:
