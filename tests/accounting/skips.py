@@ -15,6 +15,7 @@ import pytest
 
 REASONS = {
     "backend-lacks-family": "a backend with every operation of the family",
+    "chat-templates-missing": "the folder of chat templates that POCKETLLM_CHAT_TEMPLATES names",
     "chromium-missing": "the browser chromium",
     "dev-full-missing": "/dev/full",
     "file-system-keeps-pages": "a temporary folder that the page cache can be dropped of",
