@@ -37,6 +37,9 @@ def blocks(quant_type: str, rows: int, cols: int, is_tame: bool = True) -> Any:
         data[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     if quant_type == "MXFP4" and is_tame:
         data[..., 0] = 120
+    if quant_type == "IQ1_M" and is_tame:  # its scale lies in the upper halves of four bytes
+        for at, part in zip((49, 51, 53, 55), (0xF, 0x1, 0x1, 0x2), strict=True):
+            data[..., at] = data[..., at] & 15 | part << 4
     return data
 
 

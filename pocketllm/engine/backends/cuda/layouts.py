@@ -52,7 +52,7 @@ class Scales(IntEnum):
     K = 2
     """a byte each, times two float16 of each 256 values"""
     SIGNED = 3
-    """a signed byte, times a float16 of each 256 values"""
+    """a signed byte, times a float16 or float32 of each 256 values"""
     FLOAT = 4
     """a float32 scale"""
 
@@ -66,6 +66,8 @@ class Layout:
     scales: Scales
     offset: int = 0
     table: tuple[int, ...] = (0,) * 16
+    shared_bytes: int = 2
+    """Of one scale of scales: 4 where it is a file's divided by eight, for which float16 is too narrow."""
 
     @property
     def planes(self) -> int:
@@ -81,7 +83,7 @@ class Layout:
     def bytes_per_element(self) -> float:
         """Memory of a value, its share of the scales included; rows are filled up to whole blocks."""
         scale = {Scales.HALF: 2, Scales.HALVES: 4, Scales.K: 2, Scales.SIGNED: 1, Scales.FLOAT: 4}[self.scales]
-        shared = {Scales.K: 4 / PER_SHARED, Scales.SIGNED: 2 / PER_SHARED}.get(self.scales, 0.0)
+        shared = {Scales.K: 4, Scales.SIGNED: self.shared_bytes}.get(self.scales, 0) / PER_SHARED
         return self.planes / 2 + self.high_words / 8 + scale / self.group + shared
 
     @property
@@ -91,6 +93,18 @@ class Layout:
 
 
 NON_LINEAR = tuple(CODEBOOK.tolist())
+IQ1 = (-7, 1, 9, -9, -1, 7) + (0,) * 10
+"""8 · (grid ± 1/8) for -1, 0 and 1 of the grid; first those with plus."""
+IQ2 = (8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43, 0, 0, 0, 0, 0)
+IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+
+
+def of_grid(group: int, table: tuple[int, ...]) -> Layout:
+    """How a type is kept that picks its values from a grid."""
+    return Layout(Form.TABLE, group, Scales.SIGNED, table=table, shared_bytes=4)
+
+
 LAYOUTS: Mapping[str, Layout] = {
     "Q4_0": Layout(Form.NIBBLE, 32, Scales.HALF, offset=8),
     "Q4_1": Layout(Form.NIBBLE, 32, Scales.HALVES),
@@ -105,6 +119,13 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q5_K": Layout(Form.NIBBLE_1, 32, Scales.K),
     "Q6_K": Layout(Form.NIBBLE_2, 16, Scales.SIGNED, offset=32),
     "IQ4_XS": Layout(Form.TABLE, 32, Scales.SIGNED, table=NON_LINEAR),
+    "IQ1_S": of_grid(32, IQ1),
+    "IQ1_M": of_grid(16, IQ1),
+    "IQ2_XXS": of_grid(32, IQ2),
+    "IQ2_XS": of_grid(16, IQ2),
+    "IQ2_S": of_grid(16, IQ2),
+    "IQ3_XXS": of_grid(32, IQ3_XXS),
+    "IQ3_S": of_grid(32, IQ3_S),
 }
 """By GGUF name; plain floats are kept as they are and are not here."""
 PLAIN_BYTES: Mapping[str, float] = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}
