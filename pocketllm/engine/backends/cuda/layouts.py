@@ -39,7 +39,7 @@ class Form(IntEnum):
     BYTE = 3
     """four signed bytes; a row's first halves of units, then its second ones"""
     TABLE = 4
-    """eight places in a table of 16 signed bytes"""
+    """eight places in a table of 16 signed bytes: of a unit's first half in the word's low 16 bits"""
 
 
 class Scales(IntEnum):

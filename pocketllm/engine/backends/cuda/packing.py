@@ -58,7 +58,7 @@ def pack(parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if layout.form is Form.BYTE:
         words = (low << (8 * byte)).sum(-1, dtype=torch.int32).permute(0, 3, 1, 4, 2)
     else:
-        words = (low << (4 * half + 8 * byte)).sum((3, 5), dtype=torch.int32).transpose(2, 3)
+        words = (low << four_bits(layout.form, half, byte)).sum((3, 5), dtype=torch.int32).transpose(2, 3)
     high = torch.zeros(1, dtype=torch.int32, device=codes.device)
     if layout.form is Form.NIBBLE_1:
         high = ((codes >> 4) << (2 * unit + half + 8 * byte)).sum((2, 3, 5), dtype=torch.int32)
@@ -79,6 +79,11 @@ def places(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     unit = torch.arange(BLOCK_UNITS, dtype=torch.int32, device=device)[:, None, None, None]
     half = torch.arange(2, dtype=torch.int32, device=device)[:, None, None]
     return unit, half, torch.arange(4, dtype=torch.int32, device=device)
+
+
+def four_bits(form: Form, half: Tensor, byte: Tensor) -> Tensor:
+    """Where in its word a value's low bits are: places in a table lie as one look-up wants them."""
+    return 16 * half + 4 * byte if form is Form.TABLE else 4 * half + 8 * byte
 
 
 def filled(values: Tensor, width: int) -> Tensor:
@@ -144,7 +149,7 @@ def codes_of(packed: Packed) -> Tensor:
         words = packed.words.view(rows, 2, -1, 4, BLOCK_UNITS).permute(0, 2, 4, 1, 3)[..., None]
         return ((((words >> (8 * byte)) & 255) ^ 128) - 128).reshape(rows, -1)
     words = packed.words.view(rows, -1, 4, BLOCK_UNITS).transpose(2, 3)[:, :, :, None, :, None]
-    codes = (words >> (4 * half + 8 * byte)) & 15
+    codes = (words >> four_bits(form, half, byte)) & 15
     if form is Form.NIBBLE_1:
         high = packed.high.view(rows, -1, 1, 1, 4, 1)
         codes = codes | ((high >> (2 * unit + half + 8 * byte)) & 1) << 4

@@ -32,7 +32,7 @@ def half_of_words(w, high, unit, t_0, t_1, t_2, t_3, H: tl.constexpr, FORM: tl.c
     if FORM == BYTE:
         return w
     elif FORM == IN_TABLE:
-        return look_up(w >> (4 * H), t_0, t_1, t_2, t_3)
+        return look_up(w >> (16 * H), t_0, t_1, t_2, t_3)
     elif FORM == NIBBLE_1:
         return ((w >> (4 * H)) & 0x0F0F0F0F) | (((high >> (2 * unit + H)) & 0x01010101) << 4)
     elif FORM == NIBBLE_2:

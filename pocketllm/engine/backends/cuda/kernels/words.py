@@ -14,14 +14,11 @@ BYTE, TABLE = tl.constexpr(int(Form.BYTE)), tl.constexpr(int(Form.TABLE))
 HALVES, K, SIGNED = tl.constexpr(int(Scales.HALVES)), tl.constexpr(int(Scales.K)), tl.constexpr(int(Scales.SIGNED))
 TILE, SHARED_VALUES = tl.constexpr(TILE_ROWS), tl.constexpr(PER_SHARED)
 LOOK_UP_ASSEMBLY = tl.constexpr(
-    "{ .reg .b32 i, u, v, lo, hi, s; "
+    "{ .reg .b32 i, u, v; "
     "and.b32 i, $1, 0x7777; prmt.b32 u, $2, $3, i; prmt.b32 v, $4, $5, i; "
-    "shr.b32 i, $1, 1; lop3.b32 i, i, 0x4444, 0x3210, 0xea; prmt.b32 lo, u, v, i; "
-    "shr.b32 s, $1, 16; and.b32 i, s, 0x7777; prmt.b32 u, $2, $3, i; prmt.b32 v, $4, $5, i; "
-    "shr.b32 i, s, 1; lop3.b32 i, i, 0x4444, 0x3210, 0xea; prmt.b32 hi, u, v, i; "
-    "prmt.b32 $0, lo, hi, 0x6420; }"
+    "shr.b32 i, $1, 1; lop3.b32 i, i, 0x4444, 0x3210, 0xea; prmt.b32 $0, u, v, i; }"
 )
-"""Bytes of a 16-byte table at the low halves of a word's bytes."""
+"""Bytes of a 16-byte table at the four lowest halves of bytes of a word: by three bits, then by the fourth."""
 FLOAT_OF_INT = tl.constexpr(0x4B400000)
 """1.5 · 2^23 as float32: a small integer added to its bits is the float 12582912 + integer."""
 SWAP_1 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;")
@@ -36,11 +33,11 @@ def byte_of(word, T: tl.constexpr):
 
 @triton.jit
 def look_up(word, t_0, t_1, t_2, t_3):
-    """Entries of a table at the low half of each byte."""
+    """Entries of a table at the lower four of a word's eight places."""
     if IS_INTERPRETED:
         result = word & 0
         for t in tl.static_range(4):
-            place = (word >> (8 * t)) & 15
+            place = (word >> (4 * t)) & 15
             lower, upper = tl.where(place >= 4, t_1, t_0), tl.where(place >= 12, t_3, t_2)
             entry = tl.where(place >= 8, upper, lower)
             result |= ((entry >> (8 * (place & 3))) & 255) << (8 * t)
@@ -60,7 +57,7 @@ def bytes_of(w, high, second, t_0, t_1, t_2, t_3, S: tl.constexpr, H: tl.constex
     if FORM == BYTE:
         return w
     elif FORM == TABLE:
-        return look_up(w >> (4 * H), t_0, t_1, t_2, t_3)
+        return look_up(w >> (16 * H), t_0, t_1, t_2, t_3)
     elif FORM == NIBBLE_1:
         return ((w >> (4 * H)) & 0x0F0F0F0F) | (((high >> (2 * S + H)) & 0x01010101) << 4)
     elif FORM == NIBBLE_2:
