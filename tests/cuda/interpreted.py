@@ -3,7 +3,9 @@
 usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention | steps
 """
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +153,10 @@ def steps() -> None:
     for ids, starts in (([[3]], [0]), ([[1], [2]], [1, 0])):
         batch = sessions[0].batch(ids, starts)
         assert error(*(session.logits(batch) for session in sessions)) < 2e-2, starts
+    captured = weakref.ref(sessions[0].captured)
+    del sessions
+    gc.collect()
+    assert captured() is None  # an engine that is let go takes its cache and graphs with it
 
 
 def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:

@@ -86,19 +86,16 @@ class StepGraph:
 class Captured:
     """A forward that replays the steps that fit the ladder and runs others one operation after another."""
 
-    def __init__(self, forward: Forward, device: torch.device, max_tokens: int) -> None:
+    def __init__(self, forward: Forward, device: torch.device, max_tokens: int, on_capture: Callable[[], None]) -> None:
+        """on_capture: called when a step has been captured."""
         self._forward = forward
+        self._on_capture = on_capture
         self._device = device
         self._max_tokens = max_tokens
         self._graphs: dict[Sizes, StepGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.last: tuple[Tensor, StepGraph] | None = None
         """The latest result if it came from a graph, and that graph."""
-
-    @property
-    def num_graphs(self) -> int:
-        """Steps and heads that have been captured."""
-        return sum(1 + len(graph.heads) for graph in self._graphs.values())
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Run a step; the result is overwritten by the next."""
@@ -108,6 +105,7 @@ class Captured:
             return self._forward(to_device(batch, self._device))
         if sizes not in self._graphs:
             self._graphs[sizes] = StepGraph(self._forward, sizes, self._pool)
+            self._on_capture()
         graph = self._graphs[sizes]
         result = graph.replay(batch)
         self.last = result, graph

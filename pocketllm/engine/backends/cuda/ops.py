@@ -6,6 +6,7 @@ is read: `Gated` and `Heads` stand for them, and `written` makes rows of them fo
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,9 @@ class CudaOps:
         self._kv_dtype = KV_DTYPES[kv_dtype]
         self._products = Products(self._device)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
-        self._captured: list[Captured] = []
+        # an engine that is let go takes its cache and graphs with it
+        self._captured: WeakSet[Captured] = WeakSet()
+        self._num_graphs = 0
         self._is_decode = False
         """Whether a captured step of nothing but single tokens is being run: then some things are put off."""
         self._new: tuple[PagedCache, int, New, DeviceBatch] | None = None
@@ -95,6 +98,7 @@ class CudaOps:
             graph.heads[key] = capture(
                 lambda: self._products.project(graph.result, projections, None, None), torch.cuda.graph_pool_handle()
             )
+            self._count_graph()
         graph.heads[key].graph.replay()
         return tuple(out[: len(operand)] for out in graph.heads[key].result)
 
@@ -191,14 +195,17 @@ class CudaOps:
                 self._is_decode = self._products.is_prompt = False
             return result
 
-        captured = Captured(step, self._device, max_tokens)
-        self._captured.append(captured)
+        captured = Captured(step, self._device, max_tokens, self._count_graph)
+        self._captured.add(captured)
         return captured
+
+    def _count_graph(self) -> None:
+        self._num_graphs += 1
 
     @property
     def num_compiles(self) -> int:
         """CUDA graphs captured until now; what Triton compiles outside of a capture is not counted."""
-        return sum(captured.num_graphs for captured in self._captured)
+        return self._num_graphs
 
     # -- what a batch holds --------------------------------------------------------------------------------------------
     def _on_device(self, values: npt.NDArray[np.int32] | Tensor) -> Tensor:

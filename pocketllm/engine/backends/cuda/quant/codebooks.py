@@ -103,7 +103,7 @@ def split_iq3_s(blocks: Tensor) -> Parts:
 def split_iq1_s(blocks: Tensor) -> Parts:
     """Low bits of the picks; then for each 32 values a word: upper bits of four picks, the scale, the shift's sign."""
     words = words_of(blocks, 34, 50, torch.int16)
-    picks = blocks[..., 2:34].long().unflatten(-1, (8, 4)) | bits_of(words, 3, 4) << 8
+    picks = blocks[..., 2:34].long().reshape(*words.shape, 4) | bits_of(words, 3, 4) << 8
     down = ((words >> 15) * SHIFTED_DOWN).to(torch.uint8)
     codes = places_of_grid("IQ1_S", "IQ1_S", blocks.device)[picks] + down[..., None, None]
     return signed_parts(codes, 32, words >> 12 & 7, half(blocks, 0).float() / 8)
