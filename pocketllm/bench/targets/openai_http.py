@@ -43,7 +43,9 @@ class Dialect:
 STRUCTURED = frozenset({Need.STRUCTURED})
 PLAIN = Dialect("openai-compatible")
 DIALECTS = {
-    "pocketllm": Dialect("pocketllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache", STRUCTURED),
+    "pocketllm": Dialect(
+        "pocketllm", {"ignore_eos": True, "return_token_ids": True}, "/reset_prefix_cache", STRUCTURED
+    ),
     # cache_prompt off: its slots otherwise keep the last prompt; timings_per_token counts the tokens of each chunk
     "llamacpp": Dialect(
         "llama-server", {"ignore_eos": True, "cache_prompt": False, "timings_per_token": True}, has=STRUCTURED

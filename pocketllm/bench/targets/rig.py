@@ -124,7 +124,7 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
     tokenizer = engine.tokenizer
     return Rig(
         targets={arm.name: seat(arm) for arm in arm_set.arms},
-        # a CPU's matter alone: its caches are what memory lies well or badly in, and a graph captured anew costs seconds
+        # on a CPU alone: it is its caches that memory lies well or badly in, and graphs captured anew take seconds
         seat_arm=seat if engine.backend.capability.device == "cpu" else None,
         encode=tokenizer.encode,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
