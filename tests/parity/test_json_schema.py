@@ -64,7 +64,7 @@ def takes(held: Constraint, text: str) -> bool:
         return False
 
 
-def test_no_invalid_instance_is_taken_and_hardly_a_valid_one_is_not() -> None:
+def test_no_invalid_instance_is_taken_and_no_valid_one_is_not() -> None:
     counts, wrong = {True: 0, False: 0}, {True: [], False: []}  # type: ignore[var-annotated]
     for group in suite()["held"]:
         held = constraint.json_schema(group["schema"])
@@ -76,9 +76,7 @@ def test_no_invalid_instance_is_taken_and_hardly_a_valid_one_is_not() -> None:
     assert counts[True] > 100
     assert counts[False] > 100
     assert wrong[False] == []
-    # a leap second is only written in UTC
-    assert [name for name in wrong[True] if "leap second" not in name] == []
-    assert len(wrong[True]) <= 5
+    assert wrong[True] == []
 
 
 @pytest.mark.parametrize("seed", range(WALKS))

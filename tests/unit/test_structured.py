@@ -122,7 +122,11 @@ def check_tree(value: dict[str, object]) -> None:
         ({"type": "object"}, ['{\n  "a": 1\n}', "{ }"], ['{"a":   1}', "{\n\n}", "[]"]),
         (True, ["1", "null"], ["x"]),
         ({"type": "string", "format": "date"}, ['"2024-02-29"', '"2000-02-29"'], ['"2023-02-29"', '"2100-02-29"']),
-        ({"format": "time"}, ['"23:59:60Z"', '"08:30:06.5+01:00"', "3"], ['"22:59:60Z"', '"24:00:00Z"']),
+        (
+            {"format": "time"},
+            ['"23:59:60Z"', '"15:59:60-08:00"', '"08:30:06.5+01:00"', "3"],
+            ['"22:59:60Z"', '"15:59:60+08:00"', '"24:00:00Z"'],
+        ),
         ({"format": "date-time", "pattern": "^2"}, ['"2020-12-31T23:59:59Z"'], ['"1999-12-31T23:59:59Z"']),
         ({"enum": [{"format": "date"}]}, ['{"format": "date"}'], ['"2020-01-01"']),
     ],
@@ -349,6 +353,21 @@ def test_a_request_that_cannot_go_on_ends_in_an_error_with_its_reason() -> None:
     assert "no further token" in str(end.error)
     assert (banned.reason, banned.is_unanswerable) == (FinishReason.ERROR, True)
     assert "ban" in str(banned.error)
+
+
+def test_a_dead_end_of_a_grammar_takes_nothing_that_was_cached_from_others() -> None:
+    loop, _, _ = fake_loop(prefix_cache=True)
+    for name, held in (("a", None), ("b", constraint.regex("ABC")), ("c", None)):
+        banned = {"allowed_token_ids": (3, 4)} if held else {}
+        params = SamplingParams(max_tokens=2, temperature=0.0, constraint=held, **banned)
+        events: list[Event] = []
+        loop.submit(Request(name, [1, 2, 3, 4, 5, 6], params), events.append)
+        while loop.step():
+            pass
+
+    end = events[-1]
+    assert isinstance(end, FinishEvent)
+    assert end.num_cached_tokens == 4
 
 
 def test_a_constraint_that_cannot_be_compiled_is_refused_at_submit_and_the_loop_goes_on() -> None:
