@@ -33,6 +33,7 @@ class RecurrentModel:
     num_slots: int
     num_blocks: int
     fail_at: set[int] = field(default_factory=set)
+    fails_to_copy: bool = False
     num_calls: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +60,8 @@ class RecurrentModel:
         return np.array([rows[row] for row in batch.logit_rows], np.float32).reshape(-1, VOCAB_SIZE)
 
     def copy_blocks(self, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
+        if self.fails_to_copy:
+            raise RuntimeError("the fake model was told to fail")
         for source, target in zip(sources, targets, strict=True):
             self.cache[target] = self.cache[source]
 
@@ -240,6 +243,17 @@ def test_an_end_is_forgotten_with_the_rest_and_after_a_failed_step() -> None:
     finish(loop)
 
     assert answer(loop, "d", PROMPT).num_cached_tokens == 0
+
+
+def test_a_copy_of_a_last_block_that_failed_is_made_again() -> None:
+    loop, _, model = recurrent_loop(keeps_prompt_ends=True)
+    model.fails_to_copy = True
+    events = submit(loop, "a", PROMPT)
+    finish(loop)
+    assert events[-1].reason is FinishReason.ERROR
+    model.fails_to_copy = False
+
+    assert [answer(loop, name, PROMPT).num_cached_tokens for name in "bc"] == [0, len(PROMPT)]
 
 
 # -- width and preemption

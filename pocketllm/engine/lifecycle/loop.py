@@ -378,8 +378,9 @@ class EngineLoop:
             text, stop_string = self._held_back(active)
             if stop_string and reason is FinishReason.LENGTH:
                 reason = FinishReason.STOP
-        # what a failed step has left in the cache must not come back in another answer
-        self._scheduler.finish(request, is_sound=reason is not FinishReason.ERROR)
+        # what a failed step has left in the cache must not come back in another answer; a grammar's dead end leaves
+        # nothing there
+        self._scheduler.finish(request, is_sound=reason is not FinishReason.ERROR or is_unanswerable)
         request.times.finished_s = time.perf_counter()
         self._counters.finished[reason.value] += 1
         self._counters.num_cancelled += reason is FinishReason.CANCELLED

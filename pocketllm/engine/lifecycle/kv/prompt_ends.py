@@ -26,18 +26,28 @@ class PromptEnds:
 
     def keep(self, request: Request, key: bytes, logits: Any) -> None:
         """Copy what a request that has just computed its prompt leaves, as long as there is room. logits: [vocab]."""
-        if self._has_tail(request) and self._pool.find(key) is None:
-            if not self._pool.num_free:
-                return
-            [block] = self._pool.allocate(1)
-            self._copies.append((request.block_ids[-1], block))
-            self._pool.set_key(block, key)
-            self._pool.free([block])
+        if self._has_tail(request) and not self._keep_tail(request.block_ids[-1], key):
+            return
         self._states.save(request, key)
         if key not in self._logits:
             self._logits[key] = logits.copy()
             while len(self._logits) > self._most:
                 self._logits.popitem(last=False)
+
+    def _keep_tail(self, block: int, key: bytes) -> bool:
+        """Have a last block copied, unless it was; False when there is no room."""
+        known = self._pool.find(key)
+        if known is not None:
+            if key in self._logits:
+                return True
+            self._pool.forget([known])  # the step that was to copy into it may have failed
+        if not self._pool.num_free:
+            return False
+        [copy] = self._pool.allocate(1)
+        self._copies.append((block, copy))
+        self._pool.set_key(copy, key)
+        self._pool.free([copy])
+        return True
 
     def find(self, request: Request, key: bytes) -> Any | None:
         """Logits behind a request's prompt, when the copies are there as well; None otherwise."""
