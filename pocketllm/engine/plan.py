@@ -10,7 +10,7 @@ from math import ceil, prod
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
 from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
 
@@ -99,7 +99,8 @@ def make_plan(
     """
     model = model or options.model
     architecture = str(checkpoint.metadata.get("general.architecture", "unknown"))
-    reasons = unreadable_tensors(checkpoint, capability)
+    tables = frozenset() if isinstance(family, str) else family.capability.tables
+    reasons = unreadable_tensors(checkpoint, capability, tables)
     if isinstance(family, str):
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture})", [family, *reasons])
     reasons = [*family.unmet(checkpoint), *reasons, *unmet_capabilities(options, family, capability)]
@@ -108,7 +109,7 @@ def make_plan(
 
     context = family.context_length(checkpoint.metadata)
     spec = family.kv_spec(checkpoint.metadata)
-    per_token = spec.bytes_per_token(capability.kv_element_bytes, capability.kv_scale_bytes)
+    per_token = bytes_in_blocks(spec, capability.kv_element_bytes, capability.kv_scale_bytes, options.block_size)
     states = num_state_slots(options, spec) * spec.bytes_per_sequence()
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
@@ -175,11 +176,16 @@ def plan_first(
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------
-def unreadable_tensors(checkpoint: Checkpoint, capability: BackendCapability) -> list[str]:
-    """One reason for each quant type that the backend cannot keep, with an example of a tensor that has it."""
+def unreadable_tensors(
+    checkpoint: Checkpoint, capability: BackendCapability, tables: frozenset[str] = frozenset()
+) -> list[str]:
+    """One reason for each quant type that the backend cannot keep, with an example of a tensor that has it.
+
+    tables: see `ModelCapability.tables`.
+    """
     examples: dict[str, list[str]] = {}
     for name, tensor in checkpoint.tensors.items():
-        is_readable = tensor.quant_type in capability.quant_types
+        is_readable = tensor.quant_type in capability.quant_types or name.split(".", 2)[-1] in tables
         if len(tensor.shape) < 2:
             is_readable = is_readable or tensor.quant_type in PLAIN_TYPES
         if not is_readable:

@@ -65,6 +65,7 @@ TINY = (
     "glm_moe_dsa",
     "minimax_m2",
     "mimo_v2_flash",
+    "deepseek_v4",
 )
 MADE = ("smollm3", "qwen35moe", "lfm2moe")
 MODELS = ("smollm2-135m", "gemma3-270m")

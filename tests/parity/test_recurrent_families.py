@@ -35,7 +35,8 @@ def test_other_heads_taps_and_layers_agree_with_transformers(name: str, tmp_path
 
 @pytest.mark.parametrize("quant_type", ["Q8_0", "MXFP4"])
 @pytest.mark.parametrize(
-    "architecture", ["qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp"]
+    "architecture",
+    ["qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp", "deepseek4"],
 )
 def test_packed_matrices_whole_or_in_rows_compute_what_they_stand_for(
     architecture: str, quant_type: str, tmp_path: Path

@@ -99,6 +99,34 @@ OWN_BASE: Mapping[str, Mapping[str, Any]] = {
         "rope.dimension_count_swa": 16,
         "embedding_length_per_layer_input": 8,
     },
+    "deepseek4": {
+        "block_count": 4,
+        "feed_forward_length": None,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.q_lora_rank": 48,
+        "attention.sliding_window": 8,
+        "attention.output_group_count": 2,
+        "attention.output_lora_rank": 16,
+        "attention.compress_ratios": [0, 4, 8, 4, 0],
+        "attention.compress_rope_freq_base": 160000.0,
+        "attention.indexer.head_count": 16,
+        "attention.indexer.key_length": 16,
+        "attention.indexer.top_k": 4,
+        "rope.dimension_count": 16,
+        **EXPERTS,
+        "expert_shared_count": 1,
+        "expert_gating_func": 4,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "swiglu_clamp_exp": [10.0] * 4,
+        "swiglu_clamp_shexp": [10.0] * 4,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 20,
+        "hyper_connection.epsilon": 1e-6,
+        "hash_layer_count": 1,
+    },
     "lfm2": SHORT_CONV,
     "lfm2moe": {**SHORT_CONV, **EXPERTS, "leading_dense_block_count": 1, "expert_gating_func": 2},
     "deepseek2": LATENT,
@@ -188,7 +216,12 @@ def is_packed(spec: TinyFamily, name: str, values: npt.NDArray[np.floating]) -> 
     """Whether a tensor is stored in the checkpoint's quant type; kernels of convolutions never are."""
     kind = gguf.GGMLQuantizationType[spec.quant_type]
     elements, _ = gguf.GGML_QUANT_SIZES[kind]
-    is_matrix = values.ndim > 1 and name.endswith(".weight") and "conv" not in name.split(".")[-2]
+    is_matrix = (
+        values.ndim > 1
+        and values.dtype == np.float32
+        and name.endswith(".weight")
+        and "conv" not in name.split(".")[-2]
+    )
     return spec.quant_type != "F32" and is_matrix and values.shape[-1] % elements == 0
 
 
@@ -219,4 +252,14 @@ def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
         elif name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             values *= 4  # or what comes after sees little of it
         tensors[name] = values.astype(np.float32)
+        if name.endswith("tid2eid.weight"):  # experts of each token id, none of them twice
+            tensors[name] = experts_of_ids(values, spec)
     return tensors
+
+
+def experts_of_ids(values: npt.NDArray[np.floating], spec: TinyFamily) -> npt.NDArray[Any]:
+    """[vocab, used]: as many neighboring experts from a random one on."""
+    count = spec.metadata()[f"{spec.architecture}.expert_count"]
+    first = (np.abs(values[:, :1]) * 1e4).astype(np.int32)
+    chosen: npt.NDArray[np.int32] = (first + np.arange(values.shape[1], dtype=np.int32)) % np.int32(count)
+    return chosen

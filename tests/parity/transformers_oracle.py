@@ -52,7 +52,10 @@ class GGUFContents:
     def read(cls, path: Path) -> "GGUFContents":
         reader = gguf.GGUFReader(path)
         keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-        tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+        tensors = {
+            t.name: t.data if t.tensor_type.name == "I32" else gguf.quants.dequantize(t.data, t.tensor_type)
+            for t in reader.tensors
+        }
         return cls(keys, tensors)
 
 

@@ -4,13 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pocketllm.engine.models.contract import KVSpec, LatentSpec, SeveralCaches, StateSpec
+from pocketllm.engine.backends.select import select_backend
+from pocketllm.engine.models.contract import CompressedSpec, KVSpec, LatentSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import make_plan
 from pocketllm.engine.weights.checkpoint import open_checkpoint
+from pocketllm.errors import GGUFError, UnsupportedFeatureError
 from tests.parity.tiny_families import TinyFamily, write_family
 from tests.unit.test_plan import CAPABILITY
 
@@ -22,7 +25,7 @@ def reasons(path: Path, architecture: str, **spoiled: Any) -> list[str]:
         return list(find_family(architecture).unmet(checkpoint))
 
 
-FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp")
+FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp", "deepseek4")
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -49,6 +52,12 @@ CACHES = {
     "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16), KVSpec(2, 2, 32, 32))),
     "qwen4exp": SeveralCaches(
         (*HYBRID.parts[:1], LatentSpec(1, 16), *HYBRID.parts[1:], StateSpec(1, (9, 256)), StateSpec(1, (2, 1)))
+    ),
+    "deepseek4": SeveralCaches(
+        (
+            *(CompressedSpec(2, 32, 4), CompressedSpec(2, 16, 4), CompressedSpec(1, 32, 8)),
+            *(StateSpec(4, (7, 32)), StateSpec(2, (7, 128)), StateSpec(2, (7, 64)), StateSpec(1, (7, 64))),
+        )
     ),
 }
 
@@ -129,6 +138,23 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("qwen4exp", "attention__compress_ratios", [4, 0, 0, 4], "it must be one number for all layers with attention"),
     ("qwen4exp", "ple__layers", [0, 1], "qwen4exp.ple.layers is [0, 1]: n-grams of one layer are supported"),
     ("qwen4exp", "ple__head_offsets", [0, 61], "qwen4exp.ple.head_offsets is [0, 61]: it must be 4 whole numbers"),
+    ("deepseek4", "attention__compress_ratios", [0, 4, 8], "is [0, 4, 8]: it must give each layer 0, 4 or one number"),
+    ("deepseek4", "attention__compress_ratios", [0, 4, 8, 16], "it must give each layer 0, 4 or one number above 1"),
+    (
+        "deepseek4",
+        "attention__compress_ratios",
+        [0, 4, 8, 0],
+        "tensors the family does not know: blk.3.attn_compressor",
+    ),
+    ("deepseek4", "attention__head_count_kv", 2, "deepseek4.attention.head_count_kv is 2: it must be 1"),
+    ("deepseek4", "attention__sliding_window", 1, "deepseek4.attention.sliding_window is 1: it must be above 1"),
+    ("deepseek4", "attention__output_group_count", 3, "4 heads (deepseek4.attention.head_count) cannot form 3 equal"),
+    ("deepseek4", "attention__indexer__key_length", 8, "indexer.key_length=8 must be at least rope.dimension_count=16"),
+    ("deepseek4", "expert_gating_func", 2, "deepseek4.expert_gating_func is 2: it must be 4, the root of a softplus"),
+    ("deepseek4", "expert_used_count", 9, "deepseek4.expert_used_count is 9: there are only 8 experts"),
+    ("deepseek4", "swiglu_clamp_exp", [10.0], "deepseek4.swiglu_clamp_exp is [10.0]: it must be a number above 0 for"),
+    ("deepseek4", "hash_layer_count", 2, "missing tensors: blk.1.ffn_gate_tid2eid.weight"),
+    ("deepseek4", "nextn_predict_layers", 1, "deepseek4.nextn_predict_layers=1 is not supported by family deepseek4"),
     ("gemma4", "attention__head_count_kv", [2, 2, 4, 2], "is [2, 2, 4, 2]: layers of a kind must have one"),
     ("gemma4", "attention__shared_kv_layers", 3, "a layer shares keys that none has"),
     ("gemma4", "feed_forward_length", [96, 96], "is [96, 96]: it must be a whole number above 0 for each layer"),
@@ -141,3 +167,40 @@ def test_a_header_that_cannot_be_followed_is_a_reason(
     architecture: str, key: str, value: Any, reason: str, tmp_path: Path
 ) -> None:
     assert any(reason in found for found in reasons(tmp_path, architecture, **{key: value}))
+
+
+ROUTES = "blk.0.ffn_gate_tid2eid.weight"
+
+
+def test_a_table_of_experts_that_is_no_table_of_whole_numbers_is_a_reason(tmp_path: Path) -> None:
+    floats = TinyFamily("deepseek4", tensors={ROUTES: np.zeros((512, 2), np.float32)})
+    with open_checkpoint(write_family(tmp_path / "x.gguf", floats)) as checkpoint:
+        [reason] = find_family("deepseek4").unmet(checkpoint)
+
+    assert reason == f"tensor {ROUTES} is of type F32, and must be I32: it names experts"
+
+
+def test_a_table_that_names_an_expert_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    beyond: Any = np.full((512, 2), 8, np.int32)
+    path = write_family(tmp_path / "x.gguf", TinyFamily("deepseek4", tensors={ROUTES: beyond}))
+    ops = select_backend("reference").ops
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(GGUFError, match=f"{ROUTES} names experts 8 to 8, and there are 8 from 0 on"),
+    ):
+        find_family("deepseek4").load(checkpoint, ops, 64)
+
+
+def test_whole_numbers_are_read_only_where_a_family_says_so(tmp_path: Path) -> None:
+    numbers: Any = np.zeros((128, 64), np.int32)
+    path = write_family(tmp_path / "x.gguf", TinyFamily("deepseek4", tensors={"blk.0.attn_q_a.weight": numbers}))
+    capability = replace(CAPABILITY, ops=find_family("deepseek4").capability.required_ops)
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(UnsupportedFeatureError) as refused,
+    ):
+        make_plan(EngineOptions(model="x"), find_family("deepseek4"), capability, checkpoint)
+
+    assert any(
+        "cannot decode quant type I32 (1 tensors, such as blk.0.attn_q_a.weight)" in r for r in refused.value.reasons
+    )

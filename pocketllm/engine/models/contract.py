@@ -79,6 +79,25 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class CompressedSpec:
+    """One vector of `dim` values for every `ratio` tokens in each of `num_layers` layers, which all heads share."""
+
+    num_layers: int
+    dim: int
+    ratio: int
+
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        """In blocks of whole groups; shorter blocks hold one vector each: see `bytes_in_blocks`."""
+        return ceil(self.num_layers * (self.dim * element_bytes + scale_bytes) / self.ratio)
+
+    def bytes_per_sequence(self) -> int:
+        return 0
+
+    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+        return ops.new_compressed_cache(self.num_layers, self.dim, self.ratio, num_blocks, block_size)
+
+
+@dataclass(frozen=True)
 class SeveralCaches:
     """Caches of different kinds or shapes side by side; allocated, they are a tuple in this order."""
 
@@ -116,6 +135,16 @@ class StateSpec:
         return ops.new_states(self.num_layers, self.conv, self.delta, num_slots)
 
 
+def bytes_in_blocks(spec: CacheSpec, element_bytes: float, scale_bytes: int, block_size: int) -> int:
+    """Bytes per token as they are in blocks of that size: those of a group that is no part of a block are whole."""
+    if isinstance(spec, SeveralCaches):
+        return sum(bytes_in_blocks(part, element_bytes, scale_bytes, block_size) for part in spec.parts)
+    if isinstance(spec, CompressedSpec):
+        entries = -(-block_size // spec.ratio)
+        return ceil(spec.num_layers * (spec.dim * element_bytes + scale_bytes) * entries / block_size)
+    return spec.bytes_per_token(element_bytes, scale_bytes)
+
+
 def states_in(spec: CacheSpec, cache: KVCache) -> tuple[States, ...]:
     """The recurrent states of a cache that `spec` has allocated."""
     if not isinstance(spec, SeveralCaches):
@@ -139,6 +168,8 @@ class ModelCapability:
     max_num_seqs: int | None = None
     """Widest batch the family can run; None is no limit of its own."""
     supports_chunked_prefill: bool = True
+    tables: frozenset[str] = frozenset()
+    """Last parts of names of tensors of whole numbers, which the family reads itself."""
 
 
 class Checkpoint(Protocol):

@@ -20,6 +20,7 @@ from pocketllm.engine.backends.api.attention import (
     Int32Array,
     LatentAttentionSpec,
 )
+from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
@@ -170,6 +171,9 @@ class Ops(Protocol):
     def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> KVCache:
         """An empty paged cache of one vector of dim values a token and layer, in num_blocks blocks of block_size."""
 
+    def new_compressed_cache(self, num_layers: int, dim: int, ratio: int, num_blocks: int, block_size: int) -> KVCache:
+        """An empty paged cache of one vector of dim values for every ratio tokens, in the block where they end."""
+
     def new_states(self, num_layers: int, conv: tuple[int, int], delta: tuple[int, int, int], num_slots: int) -> States:
         """Room for num_slots recurrent states, in float32 and with anything in them.
 
@@ -284,6 +288,61 @@ class Ops(Protocol):
         self, q: Tensor, sinks: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """`attention` with one more score in each head's softmax, which has no value. sinks: [heads], not scaled."""
+
+    def rope_last(self, x: Tensor, angles: Tensor, head_dim: int, inverse: bool = False) -> Tensor:
+        """Rotate each head's last values as neighbors by its token's angles, or back by them."""
+
+    def compress(
+        self,
+        values: Tensor,
+        gates: Tensor,
+        states: States,
+        state_layer: int,
+        cache: KVCache,
+        layer: int,
+        batch: ForwardBatch,
+        compressor: Compressor,
+    ) -> None:
+        """Write the entries of groups that end in this step into a compressed cache, in place.
+
+        values, gates: [tokens, width]. Those before this step's are the conv rows of the state in the sequence's slot,
+        values beside gates, which are left updated.
+        """
+
+    def select_entries(
+        self, q: Tensor, weights: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selection:
+        """`select_keys` among the entries of whole groups up to each token, for `window_attention`."""
+
+    def window_attention(
+        self,
+        q: Tensor,
+        rows: Tensor,
+        sinks: Tensor,
+        states: States,
+        state_layer: int,
+        batch: ForwardBatch,
+        spec: WindowSpec,
+        cache: KVCache | None = None,
+        layer: int = 0,
+        selection: Selection | None = None,
+    ) -> Tensor:
+        """Attention over the latest tokens, and over a compressed cache's entries of whole groups up to each token.
+
+        One softmax over both and over a score more for each head, which has no value. q: [tokens, heads * dim]; rows:
+        [tokens, dim], key and value of all heads; sinks: [heads]; selection: as `select_entries` gave it in this step,
+        None: all entries. Rows before this step's are the conv rows of the state in the sequence's slot, which are left
+        updated, in place.
+        """
+
+    def read_soft_streams(self, streams: Tensor, connection: SoftConnection) -> tuple[Tensor, Tensor]:
+        """`read_streams` over such a connection; the shares are for `write_streams`, and empty of the head's."""
+
+    def limited_silu_mul(self, gate: Tensor, up: Tensor, limit: float) -> Tensor:
+        """silu(min(gate, limit)) · up within ±limit."""
+
+    def limited_mixture(self, x: Tensor, experts: LimitedExperts, input_ids: npt.NDArray[np.int32]) -> Tensor:
+        """`mixture` with such experts. input_ids: [tokens], which routes go by."""
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) · up, the gate of SwiGLU (Shazeer 2020)."""

@@ -16,11 +16,12 @@ from pocketllm.engine.backends.api.attention import (
     Int32Array,
     LatentAttentionSpec,
 )
+from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, HyperConnection, Norm, Projection, RopeLayout
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
-from pocketllm.engine.backends.reference import indexed
+from pocketllm.engine.backends.reference import compressed, indexed
 from pocketllm.engine.backends.reference import latent as mla
 from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
@@ -77,6 +78,12 @@ class ReferenceOps:
 
     def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> mla.LatentCache:
         return mla.LatentCache([untouched_zeros(num_blocks, block_size, 1, dim) for _ in range(num_layers)])
+
+    def new_compressed_cache(
+        self, num_layers: int, dim: int, ratio: int, num_blocks: int, block_size: int
+    ) -> compressed.CompressedCache:
+        shape = (num_blocks, -(-block_size // ratio), 1, dim)
+        return compressed.CompressedCache([untouched_zeros(*shape) for _ in range(num_layers)], block_size, ratio)
 
     def embed(self, table: Tensor, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Tensor:
         rows = table[torch.from_numpy(input_ids)]
@@ -205,6 +212,66 @@ class ReferenceOps:
     ) -> Tensor:
         return paged_attention(q, cache, layer, self._plan(cache.keys, batch), spec, sinks)
 
+    def rope_last(self, x: Tensor, angles: Tensor, head_dim: int, inverse: bool = False) -> Tensor:
+        cos, sin = angles
+        heads = x.view(len(x), x.shape[-1] // head_dim, head_dim)
+        return compressed.turned(heads, cos, sin, inverse).view(x.shape)
+
+    def compress(
+        self,
+        values: Tensor,
+        gates: Tensor,
+        states: StateSlots,
+        state_layer: int,
+        cache: compressed.CompressedCache,
+        layer: int,
+        batch: ForwardBatch,
+        compressor: Compressor,
+    ) -> None:
+        rows = torch.cat([values, gates], -1)
+        compressed.compress(rows, states.conv[state_layer], cache, layer, batch, compressor)
+
+    def select_entries(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: compressed.CompressedCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: IndexerSpec,
+    ) -> Sequence[Tensor | None]:
+        return compressed.select_entries(q, weights, cache, layer, batch, spec)
+
+    def window_attention(
+        self,
+        q: Tensor,
+        rows: Tensor,
+        sinks: Tensor,
+        states: StateSlots,
+        state_layer: int,
+        batch: ForwardBatch,
+        spec: WindowSpec,
+        cache: compressed.CompressedCache | None = None,
+        layer: int = 0,
+        selection: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
+        entries = None if cache is None else compressed.attended(cache, layer, batch, selection)
+        return compressed.window_attention(q, rows, sinks, states.conv[state_layer], batch, spec, entries)
+
+    def read_soft_streams(self, streams: Tensor, connection: SoftConnection) -> tuple[Tensor, Tensor]:
+        normed = functional.rms_norm(streams, streams.shape[-1:], eps=connection.norm_eps)
+        reading, shares = compressed.soft_shares(self.project(normed, connection.weight)[0], connection)
+        return residual.read(streams, reading), shares
+
+    def limited_silu_mul(self, gate: Tensor, up: Tensor, limit: float) -> Tensor:
+        return compressed.limited_silu_mul(gate, up, limit)
+
+    def limited_mixture(self, x: Tensor, experts: LimitedExperts, input_ids: npt.NDArray[np.int32]) -> Tensor:
+        routes = None if experts.routes is None else torch.from_numpy(experts.routes[input_ids].astype(np.int64))
+        logits = self.project(x, experts.experts.router)[0]
+        chosen, weights = compressed.soft_routes(logits, experts.experts.routing, routes)
+        return weighted_sum(compressed.limited_outputs(x, chosen, experts), weights)
+
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate / (1 + exp(-gate)) · up, spelled out: torch's own silu rounds the last few elements of a tensor
         another way than the rest, so a row would depend on how many rows there are."""
@@ -250,7 +317,9 @@ class ReferenceOps:
     ) -> Tensor:
         return delta_rule(mixed, step, share, net, states.delta[layer], batch)
 
-    def copy_blocks(self, cache: PagedCache | mla.LatentCache, sources: Int32Array, targets: Int32Array) -> None:
+    def copy_blocks(
+        self, cache: PagedCache | mla.LatentCache | compressed.CompressedCache, sources: Int32Array, targets: Int32Array
+    ) -> None:
         layers = [*cache.keys, *cache.values] if isinstance(cache, PagedCache) else cache.rows
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             for kept in layers:

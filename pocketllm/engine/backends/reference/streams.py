@@ -45,7 +45,7 @@ def doubly_stochastic(logits: Tensor, connection: HyperConnection) -> Tensor:
 def read(streams: Tensor, reading: Tensor) -> Tensor:
     """Σ share · stream: [tokens, hidden]."""
     n = reading.shape[-1]
-    parts = streams.view(len(streams), n, -1)
+    parts = streams.view(len(streams), n, streams.shape[-1] // n)
     return total([reading[:, s, None] * parts[:, s] for s in range(n)])
 
 
