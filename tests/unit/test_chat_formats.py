@@ -260,6 +260,21 @@ def test_bare_values_become_json_by_the_schema_of_the_tool() -> None:
     assert found == {"n": 1.5, "s": "12", "b": True, "o": None, "e": "1", "unknown": "3"}
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "[NaN]"])
+def test_a_number_that_json_cannot_say_is_kept_as_text(number: str) -> None:
+    tools = {"f": {"properties": {"n": {"type": ["number", "array"]}}}}
+    text = f"<function=f><parameter=n>\n{number}\n</parameter></function>"
+
+    assert calls_of(parts_of(text, NAMED["qwen_xml"], tools=tools)) == [("f", {"n": number})]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+def test_a_number_of_gemma_that_json_cannot_say_is_kept_as_text(number: str) -> None:
+    text = f"<|tool_call>call:f{{n:{number}}}<tool_call|>"
+
+    assert calls_of(parts_of(text, NAMED["gemma4"])) == [("f", {"n": number})]
+
+
 def test_a_value_that_does_not_fit_its_schema_is_kept_as_text_and_line_ends_inside_survive() -> None:
     text = '<tool_call>weather\n<arg_key>days</arg_key><arg_value>two\n\n "x"</arg_value></tool_call>'
 

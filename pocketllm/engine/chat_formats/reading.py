@@ -295,6 +295,11 @@ def joined(parts: list[Part]) -> list[Part]:
 def decoded(text: str) -> Any:
     """A JSON text as a value; None where it is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
+
+
+def refuse_constant(name: str) -> None:
+    """For `json.loads`, which takes NaN and Infinity for numbers; JSON has neither. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")

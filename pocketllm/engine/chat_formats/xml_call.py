@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,5 +113,6 @@ def json_value(text: str, schema: Mapping[str, Any], is_text: bool | None) -> st
     name = type_name(value)
     is_known = value is not None or bare in ("null", "None")
     if is_known and (name in types or (name == "integer" and "number" in types)):
-        return json.dumps(value, ensure_ascii=False)
+        with suppress(ValueError):  # Python reads 1e999 as an infinity, which JSON cannot say
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(text, ensure_ascii=False)

@@ -10,7 +10,7 @@ from typing import Any
 from pocketllm.engine.chat_formats.contract import ChatFormat, Spelling, Tool
 from pocketllm.engine.chat_formats.grammar import Lark
 from pocketllm.engine.chat_formats.markup import Thought
-from pocketllm.engine.chat_formats.reading import Reader, Steps
+from pocketllm.engine.chat_formats.reading import Reader, Steps, refuse_constant
 from pocketllm.engine.chat_formats.xml_call import json_types, properties_of
 
 THOUGHT = Thought("<|channel>thought", "<channel|>")
@@ -136,7 +136,7 @@ def past_blanks(text: str, place: int) -> int:
 def is_json(text: str) -> bool:
     """Whether this is a number, true, false or null."""
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=refuse_constant)
     except ValueError:
         return False
     return True
