@@ -117,8 +117,6 @@ GROUPED = {
 @pytest.mark.parametrize("routing", GROUPED.values(), ids=GROUPED.keys())
 def test_a_native_mixture_keeps_to_groups(routing: Routing) -> None:
     native = cpu_ops(activation_dtype="float32", kv_dtype="float32")
-    if not hasattr(native, "mixture"):
-        pytest.skip("backend-lacks-family: cpu has no mixture of experts")
     x, reference = normal(40, WIDTH, seed=9), ReferenceOps()
     layer, matrices = experts(reference, routing)
     gate, up, down = (native.load_experts(m.view(np.uint8).reshape(-1), "F32", m.shape) for m in matrices[1:])
