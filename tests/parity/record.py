@@ -2,6 +2,7 @@
 
     python -m tests.parity.record tiny                   # committed tiny checkpoints of every family, a record each
     python -m tests.parity.record tiny --backend cpu     # … over another backend than the reference
+    python -m tests.parity.record tiny --only deepseek_v4    # … of one of them
     python -m tests.parity.record quants                 # a tiny checkpoint of every quant type, a record each
     python -m tests.parity.record smollm2-135m           # a model of the catalog against transformers
     python -m tests.parity.record smollm2-135m --llama-server http://127.0.0.1:8080    # … and beside llama.cpp
@@ -344,6 +345,7 @@ def main() -> int:
     """Parse, compare, record."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.record", description=__doc__.split("\n\n")[0])
     parser.add_argument("subject", choices=["tiny", "quants", *MODELS])
+    parser.add_argument("--only", choices=[*TINY, *MADE], help="with tiny: this checkpoint alone")
     parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
     parser.add_argument("--llama-server-note", default="", metavar="TEXT", help="how that server was started")
     parser.add_argument("--backend", default="reference", help="what is compared (default: reference)")
@@ -356,9 +358,10 @@ def main() -> int:
     to = Recorder(select_backend(arguments.backend, options), arguments.record_dir, arguments.keep)
     match arguments.subject:
         case "tiny":
-            paths = {name: ORACLES / f"{name}.gguf" for name in TINY}
+            wanted = [arguments.only] if arguments.only else [*TINY, *MADE]
+            paths = {name: ORACLES / f"{name}.gguf" for name in TINY if name in wanted}
             results = [write_record(to, path, tiny_rows(to, name)) for name, path in paths.items() if to.runs(path)]
-            results += [record_spec(to, name) for name in MADE]
+            results += [record_spec(to, name) for name in MADE if name in wanted]
         case "quants":
             quant_types = sorted(STORED & to.backend.capability.quant_types)
             results = [record_quant_type(to, quant_type) for quant_type in quant_types]
