@@ -141,7 +141,7 @@ def arguments(key: Keys) -> dict[str, Any]:
         "hc_mult": key("hyper_connection.count"),
         "hc_sinkhorn_iters": key("hyper_connection.sinkhorn_iterations"),
         "hc_eps": key("hyper_connection.epsilon"),
-        "num_hash_layers": key("hash_layer_count"),
+        "num_hash_layers": key("hash_layer_count", 0),
         "swiglu_limit": limit,
         "sliding_window": key("attention.sliding_window"),
         "o_groups": key("attention.output_group_count"),
