@@ -159,10 +159,17 @@ def overview(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("family", report["family"] or "none of this tool's"),
         ("parameters", f"{report['num_parameters']:,}{bits}"),
         ("file", f"{size_text(report['num_bytes'])} in {len(files)} file{'s' * (len(files) != 1)}"),
-        ("format", f"GGUF version {report['gguf_version']}, alignment {report['alignment']}"),
+        ("format", file_format(report)),
         ("tensors", f"{report['num_tensors']:,} (--tensors lists them)"),
         ("tokenizer", printable(f"{kind}{tokens}, {template} a chat template")),
     ]
+
+
+def file_format(report: dict[str, Any]) -> str:
+    """The format of its files."""
+    if not report["gguf_version"]:
+        return "a Hugging Face directory of safetensors, read as GGUF"
+    return f"GGUF version {report['gguf_version']}, alignment {report['alignment']}"
 
 
 def memory_facts(memory: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """70 published chat templates × 3 conversations, rendered as transformers rendered them.
 
 The templates are others' and have licences of their own, so they are not here: POCKETLLM_CHAT_TEMPLATES names the
-folder `vendor/llama.cpp/models/templates` of an unpacked source distribution of llama-cpp-python 0.3.36. What is here, in
-`oracles/text/published_templates.json`, are digests of each template and of what transformers 5.24 made of it; null
+folder `vendor/llama.cpp/models/templates` of an unpacked source distribution of llama-cpp-python 0.3.36. What is here,
+in `oracles/text/published_templates.json`, are digests of each template and of what transformers 5.24 made of it; null
 where transformers refuses the conversation, for a reason of the template's own.
 """
 

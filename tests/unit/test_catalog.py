@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pocketllm.engine.weights import catalog, hub, packages
+from pocketllm.engine.weights import catalog
 from pocketllm.engine.weights.catalog import CATALOG, CatalogEntry, pull, resolve_model
+from pocketllm.engine.weights.fetching import hub, packages
 from pocketllm.errors import CheckpointError, MachineError, ModelNotFoundError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400

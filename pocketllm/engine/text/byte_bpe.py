@@ -57,7 +57,7 @@ class ByteBPE:
 
 
 def _build(vocabulary: Vocabulary) -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     assert vocabulary.pre is not None
     merged = {left + right for left, right in vocabulary.merges}
@@ -73,6 +73,8 @@ def _build(vocabulary: Vocabulary) -> Any:
     except Exception as error:  # tokenizers raises no narrower class
         raise CheckpointError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
     tokenizer = Tokenizer(bpe)
+    if vocabulary.pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in vocabulary.pre.splits]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])

@@ -72,11 +72,13 @@ _MINICPM5 = (r"\p{N}{1,3}", f"{_CONTRACTION}|{_WORD}" + r"\p{N}+|" + _PUNCTUATIO
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`ignore_merges`: a word that is a token is taken whole; `add_bos`: what an absent `add_bos_token` means."""
+    """`ignore_merges`: a word that is a token is taken whole; `add_bos`: what an absent `add_bos_token` means; `nfc`:
+    text is composed first."""
 
     splits: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    nfc: bool = False
 
 
 def _table() -> dict[str, PreTokenizer]:

@@ -91,7 +91,7 @@ def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in GGUF `metadata`; raises as `read_tokens` does."""
     table = read_tokens(metadata)
-    pre = _pre_tokenizer(metadata.get("tokenizer.ggml.pre")) if table.kind == "gpt2" else None
+    pre = _pre_tokenizer(metadata) if table.kind == "gpt2" else None
     return Vocabulary(
         **vars(table),
         scores=_scores(metadata, len(table.tokens)) if table.kind == "llama" else [],
@@ -205,7 +205,12 @@ def check_merges(merges: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
                 )
 
 
-def _pre_tokenizer(name: Any) -> PreTokenizer:
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+    splits = metadata.get("tokenizer.huggingface.splits")
+    if splits is not None:  # a directory says its patterns themselves
+        ignore_merges = bool(metadata.get("tokenizer.huggingface.ignore_merges"))
+        return PreTokenizer(tuple(splits), ignore_merges, nfc=bool(metadata.get("tokenizer.huggingface.nfc")))
+    name = metadata.get("tokenizer.ggml.pre")
     if name is None or name == "":
         warnings.warn(
             "the checkpoint does not say how to cut text into words (tokenizer.ggml.pre is absent): using 'default', "

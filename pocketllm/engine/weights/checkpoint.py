@@ -1,21 +1,55 @@
-"""A checkpoint: one GGUF file, or the shards of a split one, behind one mapping of tensors."""
+"""A checkpoint: one GGUF file, the shards of a split one, or a Hugging Face directory, as one mapping of tensors."""
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.weights.gguf import GGUFFile, Metadata, TensorInfo, open_gguf
+from pocketllm.engine.weights.gguf import Metadata, TensorInfo, open_gguf
+from pocketllm.engine.weights.huggingface.directory import is_directory, open_directory
 from pocketllm.engine.weights.quant import dequantize
 from pocketllm.errors import CheckpointError, GGUFError
 
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_NAMES = 5
 """Names that a sentence lists before it says `and N more`."""
+
+
+class Part(Protocol):
+    """One file of a checkpoint, whatever its format."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def version(self) -> int:
+        """GGUF's; 0 for a file of another format."""
+
+    @property
+    def alignment(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
+        """Raw bytes of a tensor."""
+
+    def forget(self, tensor: TensorInfo) -> None:
+        """Take a tensor's pages out of this process's memory."""
+
+    def close(self) -> None:
+        """Let the file go."""
 
 
 class Checkpoint:
@@ -25,10 +59,10 @@ class Checkpoint:
     the first shard's. Not thread-safe while it is being closed; reading is.
     """
 
-    def __init__(self, path: Path, parts: list[GGUFFile]) -> None:
+    def __init__(self, path: Path, parts: Sequence[Part], beside: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._parts = {part.path: part for part in parts}
-        self.files: tuple[Path, ...] = tuple(self._parts)
+        self.files: tuple[Path, ...] = (*self._parts, *beside)
         self.version = parts[0].version
         self.alignment = parts[0].alignment
         self.metadata: Metadata = parts[0].metadata
@@ -106,10 +140,12 @@ def _sha256(path: Path, num_bytes: int, mtime_ns: int) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file, or the whole set that a shard (any of them) belongs to.
+    """Open a .gguf file, the whole set that a shard (any of them) belongs to, or a Hugging Face directory.
 
-    CheckpointError for what is no GGUF or an incomplete set, GGUFError for a broken header; neither leaves a file open.
+    CheckpointError for what is neither or an incomplete set, GGUFError for a broken header; neither leaves a file open.
     """
+    if is_directory(path):
+        return Checkpoint(path, *open_directory(path))
     shards = shard_paths(path)
     _check_is_file(path)
     present = {entry.name for entry in path.parent.iterdir()} if len(shards) > 1 else {path.name}
@@ -119,7 +155,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path.name} is one of {len(shards)} shards, and {len(missing)} of them are missing beside it: "
             f"{listed(missing)}; fetch them into the same folder"
         )
-    parts: list[GGUFFile] = []
+    parts: list[Part] = []
     try:
         for index, shard in enumerate(shards):
             parts.append(open_gguf(shard))
@@ -163,7 +199,7 @@ def _check_is_file(path: Path) -> None:
         raise CheckpointError(f"cannot open {path.name[:60]}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _check_split(part: GGUFFile, index: int, count: int) -> None:
+def _check_split(part: Part, index: int, count: int) -> None:
     """The split.* keys of a shard must say what its name says."""
     name, said_count, said_index = part.path.name, part.metadata.get("split.count"), part.metadata.get("split.no")
     if count == 1 and said_count in (None, 0, 1):
@@ -179,7 +215,7 @@ def _check_split(part: GGUFFile, index: int, count: int) -> None:
         raise CheckpointError(f"{name}: split.no is {said_index!r:.20}, but by its name it must be {index}: renamed?")
 
 
-def _check_tensor_count(parts: list[GGUFFile]) -> None:
+def _check_tensor_count(parts: Sequence[Part]) -> None:
     said, found = parts[0].metadata.get("split.tensors.count"), sum(len(part.tensors) for part in parts)
     if len(parts) > 1 and said is not None and said != found:
         raise CheckpointError(
@@ -188,7 +224,7 @@ def _check_tensor_count(parts: list[GGUFFile]) -> None:
         )
 
 
-def _merged(parts: list[GGUFFile]) -> dict[str, TensorInfo]:
+def _merged(parts: Sequence[Part]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
         for name, tensor in part.tensors.items():

@@ -24,7 +24,7 @@ def looks_like(start: bytes) -> str:
         return "is a web page: the download was answered with an error or a login page, fetch it again"
     # safetensors: the length of a JSON header as uint64, then the header
     if len(start) > 9 and int.from_bytes(start[:8], "little") < 2**40 and start[8:9] == b"{":
-        return "looks like a safetensors file: convert it to GGUF first"
+        return "looks like a safetensors file: give the directory with its config.json, or convert it to GGUF"
     if text.startswith(b"{"):
         return "looks like JSON: give the .gguf file itself"
     if not start.strip(b"\x00"):

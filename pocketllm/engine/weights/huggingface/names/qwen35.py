@@ -1,0 +1,108 @@
+"""Qwen3_5ForCausalLM: norms without their 1, value heads by key head and not tiled, decays as logarithms."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.engine.weights.huggingface.rules import (
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    Config,
+    Mapped,
+    Order,
+    Rule,
+    around,
+    computed,
+    decoder,
+    layers,
+    merged,
+    plus_one,
+    prefixed,
+    rotary,
+    sequence,
+)
+from pocketllm.errors import CheckpointError
+
+MODEL_TYPES = ("qwen3_5_text",)
+ARCHITECTURE = "qwen35"
+NORMS = {
+    "input_layernorm": Rule("attn_norm"),
+    "post_attention_layernorm": Rule("post_attention_norm"),
+    **HEAD_NORMS,
+}
+
+
+def read(config: Config) -> Mapped:
+    """Keys, names, and everything of a value head in tiled order."""
+    config.require("hidden_act", "silu")
+    rope, value_dim = config.rope(), config.count("linear_value_head_dim")
+    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 0.25))
+    keys = rotary(rope) | {
+        "rope.dimension_count": int(config.head_dim * share),
+        "ssm.conv_kernel": config.count("linear_conv_kernel_dim"),
+        "ssm.state_size": config.count("linear_key_head_dim"),
+        "ssm.group_count": config.count("linear_num_key_heads"),
+        "ssm.time_step_rank": config.count("linear_num_value_heads"),
+        "ssm.inner_size": config.count("linear_num_value_heads") * value_dim,
+        "attention.recurrent_layers": _recurrent(config),
+    }
+    plain = layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
+    rules = around(plus_one) | plain | _recurrent_rules(config)
+    return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules, {})
+
+
+def _recurrent(config: Config) -> list[bool]:
+    number, kinds = config.count("num_hidden_layers"), sequence(config.values.get("layer_types"))
+    if not kinds:
+        interval = config.count("full_attention_interval", 4)
+        return [(layer + 1) % interval != 0 for layer in range(number)]
+    if len(kinds) != number or set(kinds) - {"linear_attention", "full_attention"}:
+        raise CheckpointError("config.json: layer_types must be linear_attention or full_attention for each layer")
+    return [kind == "linear_attention" for kind in kinds]
+
+
+def _recurrent_rules(config: Config) -> dict[str, Rule]:
+    """Rules of the Gated DeltaNet part of each layer."""
+    keys = 2 * config.count("linear_num_key_heads") * config.count("linear_key_head_dim")
+    heads, values = tiled(config), values_of(tiled(config), config.count("linear_value_head_dim"))
+    channels = np.concatenate([np.arange(keys), keys + values])
+    parts = {
+        "in_proj_qkv.weight": Rule("attn_qkv.weight", channels),
+        "in_proj_z.weight": Rule("attn_gate.weight", values),
+        "in_proj_b.weight": Rule("ssm_beta.weight", heads),
+        "in_proj_a.weight": Rule("ssm_alpha.weight", heads),
+        "conv1d.weight": Rule(
+            "ssm_conv1d.weight", channels, shape=(len(channels), config.count("linear_conv_kernel_dim"))
+        ),
+        "A_log": Rule("ssm_a", heads, compute=minus_exp),
+        "dt_bias": Rule("ssm_dt.bias", heads),
+        "norm.weight": Rule("ssm_norm.weight"),
+        "out_proj.weight": Rule("ssm_out.weight", columns=values),
+    }
+    return {
+        f"model.layers.{number}.linear_attn.{name}": Rule(
+            f"blk.{number}.{rule.name}", rule.rows, rule.columns, rule.compute, rule.shape
+        )
+        for number in range(config.count("num_hidden_layers"))
+        for name, rule in parts.items()
+    }
+
+
+def tiled(config: Config) -> Order:
+    """Value heads so that head j reads key head j mod the number of key heads."""
+    key_heads, value_heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+    if value_heads % key_heads:
+        raise CheckpointError(
+            f"config.json: linear_num_value_heads is {value_heads}, which {key_heads} key heads cannot share evenly"
+        )
+    return np.arange(value_heads).reshape(key_heads, -1).T.ravel()
+
+
+def values_of(heads: Order, value_dim: int) -> Order:
+    """The same order of each value of a head."""
+    return (heads[:, None] * value_dim + np.arange(value_dim)).ravel()
+
+
+def minus_exp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The decay rate of its logarithm."""
+    return -np.exp(values)

@@ -1,0 +1,177 @@
+"""How a tensor of a Hugging Face directory becomes the GGUF tensor that a family reads.
+
+Elements move as they are, in whatever type they have; only what is computed becomes float32. Vectors are float32 in
+GGUF, whatever the matrices are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.errors import CheckpointError
+
+Order = npt.NDArray[np.intp]
+Compute = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor: its GGUF name, then what is done to it, in this order."""
+
+    name: str
+    rows: Order | None = None
+    """Which row of the directory's tensor each row is."""
+    columns: Order | None = None
+    """The same of columns."""
+    compute: Compute | None = None
+    """Of its values; the result is float32."""
+    shape: tuple[int, ...] | None = None
+    """Its shape where that is not the directory's."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """What an architecture makes of a config.json: GGUF keys, a rule for each tensor it knows, tensors it computes."""
+
+    metadata: Mapping[str, Any]
+    rules: Mapping[str, Rule]
+    made: Mapping[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config.json with the promise that what is asked for is there and of the right kind."""
+
+    values: Mapping[str, Any]
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"config.json: {name} is {value!r:.60}, but must be a whole number above 0")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise CheckpointError(f"config.json: {name} is {value!r:.60}, but must be a number above 0")
+        return float(value)
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """Refuse a key whose value is another than these (the first is what absent means)."""
+        value = self.values.get(name, allowed[0])
+        if value not in allowed:
+            raise CheckpointError(f"config.json: {name} is {value!r:.60}, but only {allowed[0]!r} can be computed here")
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head."""
+        return self.count("head_dim", max(1, self.count("hidden_size") // self.count("num_attention_heads")))
+
+    def rope(self, layers: str | None = None) -> "Config":
+        """Rotary parameters, in whichever of the two forms; layers: of this kind of layer where kinds differ."""
+        said = self.values.get("rope_parameters")
+        if isinstance(said, Mapping) and layers is not None and isinstance(said.get(layers), Mapping):
+            said = said[layers]
+        if not isinstance(said, Mapping):
+            scaling = self.values.get("rope_scaling")
+            theta = self.values.get("rope_theta", 10000.0)
+            said = {**(scaling if isinstance(scaling, Mapping) else {}), "rope_theta": theta}
+        return Config({**said, "rope_type": said.get("rope_type", said.get("type", "default"))})
+
+
+def decoder(architecture: str, config: Config) -> dict[str, Any]:
+    """GGUF keys of a plain decoder, its rotary positions left out."""
+    keys = {
+        "block_count": config.count("num_hidden_layers"),
+        "context_length": config.count("max_position_embeddings"),
+        "embedding_length": config.count("hidden_size"),
+        "feed_forward_length": config.count("intermediate_size"),
+        "attention.head_count": config.count("num_attention_heads"),
+        "attention.head_count_kv": config.count("num_key_value_heads", config.count("num_attention_heads")),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+    }
+    return prefixed(architecture, keys)
+
+
+def prefixed(architecture: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of one architecture by their full names."""
+    return {f"{architecture}.{name}": value for name, value in keys.items()}
+
+
+def rotary(rope: Config) -> dict[str, Any]:
+    """GGUF rope keys; CheckpointError for a scaling that GGUF has no keys for. llama 3's is a tensor, and not here."""
+    kind, keys = rope.values["rope_type"], {"rope.freq_base": rope.number("rope_theta", 10000.0)}
+    if kind in ("default", "llama3"):
+        return keys
+    if kind not in ("linear", "yarn"):
+        raise CheckpointError(f"config.json: rope_type {kind!r:.40} is not known; known: default, linear, llama3, yarn")
+    keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
+    if kind == "yarn":
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            rope.require(name, None)
+        rope.require("truncate", True)
+        keys["rope.scaling.original_context_length"] = rope.count("original_max_position_embeddings")
+        keys["rope.scaling.yarn_beta_fast"] = rope.number("beta_fast", 32.0)
+        keys["rope.scaling.yarn_beta_slow"] = rope.number("beta_slow", 1.0)
+    return keys
+
+
+def around(rename: Compute | None = None) -> dict[str, Rule]:
+    """The tensors outside of the layers; rename: computed of the last norm."""
+    return {
+        "model.embed_tokens.weight": Rule("token_embd.weight"),
+        "model.norm.weight": Rule("output_norm.weight", compute=rename),
+        "lm_head.weight": Rule("output.weight"),
+    }
+
+
+def layers(config: Config, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Rules of one layer, given by names within it and without `.weight`, for each layer, weights and biases."""
+    return {
+        f"model.layers.{number}.{name}.{kind}": Rule(
+            f"blk.{number}.{rule.name}.{kind}", rule.rows, rule.columns, rule.compute, rule.shape
+        )
+        for number in range(config.count("num_hidden_layers"))
+        for name, rule in rules.items()
+        for kind in ("weight", "bias")
+    }
+
+
+ATTENTION: Mapping[str, Rule] = {f"self_attn.{part}_proj": Rule(f"attn_{part}") for part in "qkv"} | {
+    "self_attn.o_proj": Rule("attn_output")
+}
+FEED_FORWARD: Mapping[str, Rule] = {f"mlp.{part}_proj": Rule(f"ffn_{part}") for part in ("gate", "up", "down")}
+NORMS: Mapping[str, Rule] = {
+    "input_layernorm": Rule("attn_norm"),
+    "post_attention_layernorm": Rule("ffn_norm"),
+}
+HEAD_NORMS: Mapping[str, Rule] = {f"self_attn.{part}_norm": Rule(f"attn_{part}_norm") for part in "qk"}
+
+
+def plus_one(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Norms that are stored without their 1."""
+    return values + np.float32(1)
+
+
+def computed(rules: Mapping[str, Rule], compute: Compute) -> dict[str, Rule]:
+    """The same rules with a computation."""
+    return {name: Rule(rule.name, compute=compute) for name, rule in rules.items()}
+
+
+def merged(*parts: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Several rules as one table."""
+    return {name: rule for part in parts for name, rule in part.items()}
+
+
+def sequence(values: Any) -> Sequence[Any]:
+    """A list of a config.json; empty where it is none."""
+    return values if isinstance(values, list) else []
