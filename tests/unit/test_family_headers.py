@@ -35,3 +35,12 @@ def test_a_strange_value_of_any_key_is_a_reason_or_is_not_read(architecture: str
 def test_an_empty_header_is_refused_with_the_keys_it_lacks(architecture: str) -> None:
     with pytest.raises(GGUFError, match=f"metadata key {architecture}.block_count is absent"):
         find_family(architecture).kv_spec({})
+
+
+@pytest.mark.parametrize("architecture", ["qwen3moe", "qwen3next", "qwen35moe", "qwen4exp", "deepseek2"])
+def test_a_flag_that_is_neither_true_nor_false_is_refused(architecture: str, tmp_path: Path) -> None:
+    with open_checkpoint(write_family(tmp_path / "tiny.gguf", TinyFamily(architecture))) as checkpoint:
+        header = {**checkpoint.metadata, f"{architecture}.expert_weights_norm": "no"}
+        reasons = find_family(architecture).unmet(SimpleNamespace(metadata=header, tensors=checkpoint.tensors))
+
+    assert any("expert_weights_norm" in reason for reason in reasons)

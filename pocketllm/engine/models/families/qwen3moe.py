@@ -74,7 +74,7 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Qwen3MoeShape:
         num_experts=num_experts,
         num_used=num_used,
         intermediate=header.count("expert_feed_forward_length"),
-        normalized=bool(header.metadata.get(f"{ARCHITECTURE}.expert_weights_norm", True)),
+        normalized=header.flag("expert_weights_norm", True),
     )
 
 

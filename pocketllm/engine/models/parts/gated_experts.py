@@ -52,7 +52,7 @@ def read_gated_experts(header: HeaderReader) -> GatedExpertsShape:
         num_used=num_used,
         intermediate=intermediate,
         shared_intermediate=header.count("expert_shared_feed_forward_length", intermediate),
-        normalized=bool(header.metadata.get(f"{header.architecture}.expert_weights_norm", True)),
+        normalized=header.flag("expert_weights_norm", True),
     )
 
 
