@@ -201,7 +201,7 @@ def test_whatever_the_limits_everything_ends_and_in_order(
             if len(request.output_token_ids) == request.max_output_tokens:
                 scheduler.finish(request)
 
-    assert all(request.is_finished for request in requests)
+    assert {request.state for request in requests} == {RequestState.FINISHED}
     assert admitted == [request.request_id for request in requests], "somebody was overtaken"
     assert scheduler.pool.num_free == num_blocks
     if reserve == 1.0:

@@ -358,8 +358,8 @@ def test_a_request_that_cannot_go_on_ends_in_an_error_with_its_reason() -> None:
 def test_a_dead_end_of_a_grammar_takes_nothing_that_was_cached_from_others() -> None:
     loop, _, _ = fake_loop(prefix_cache=True)
     for name, held in (("a", None), ("b", constraint.regex("ABC")), ("c", None)):
-        banned = {"allowed_token_ids": (3, 4)} if held else {}
-        params = SamplingParams(max_tokens=2, temperature=0.0, constraint=held, **banned)
+        banned = (3, 4) if held else ()
+        params = SamplingParams(max_tokens=2, temperature=0.0, constraint=held, allowed_token_ids=banned)
         events: list[Event] = []
         loop.submit(Request(name, [1, 2, 3, 4, 5, 6], params), events.append)
         while loop.step():

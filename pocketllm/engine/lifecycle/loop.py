@@ -81,10 +81,9 @@ class EngineLoop:
         runner: StepRunner,
         tokenizer: Tokenizer,
         num_compiles: Callable[[], int] = lambda: 0,
-        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """num_compiles: what `LoopStats` says of the backend below the runner; grammars: shared with other loops."""
-        self.grammars = grammars or GrammarCompiler(tokenizer)
+        """num_compiles: what `LoopStats` says of the backend below the runner."""
+        self._grammars = GrammarCompiler(tokenizer)
         self._masks = MaskWorker()
         self._scheduler = scheduler
         self._num_compiles = num_compiles
@@ -109,11 +108,11 @@ class EngineLoop:
 
     def compile(self, constraint: Constraint) -> None:
         """Compile what requests are to be held to, so that submitting one takes no time. Raises RequestError."""
-        self.grammars.matcher(constraint)
+        self._grammars.matcher(constraint)
 
     def on_compile(self, listener: Callable[[float], None]) -> None:
         """Have `listener` told, on whatever thread, the seconds of each compilation of a constraint."""
-        self.grammars.listeners.append(listener)
+        self._grammars.listeners.append(listener)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its events go to `sink`.
@@ -139,7 +138,7 @@ class EngineLoop:
         params = request.params
         if params.constraint is None:
             return None
-        return self.grammars.matcher(params.constraint, params.stop_token_ids, params.ignore_eos)
+        return self._grammars.matcher(params.constraint, params.stop_token_ids, params.ignore_eos)
 
     def _enter(self, active: _Active) -> None:
         limits = self._scheduler.limits

@@ -108,10 +108,6 @@ class Request:
         missing = self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
         return self.wants_prompt_logits or missing
 
-    @property
-    def is_finished(self) -> bool:
-        return self.state is RequestState.FINISHED
-
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt and output together."""
         split = len(self.prompt_token_ids)
