@@ -16,6 +16,8 @@ AUTO = "auto"
 """Asks for the best backend that can run."""
 ACTIVATION_DTYPES = ("int8", "float32")
 KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
+MAX_THREADS = 4096
+"""More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
 
 SWITCHABLE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
@@ -68,6 +70,8 @@ class EngineOptions:
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size", "max_queued_requests"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{self._said(name)} must be at least 1")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise OptionError(f"{self._said('threads')} must be at most {MAX_THREADS}")
         for name in ("watermark", "reserve"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise OptionError(f"{self._said(name)} must be between 0 and 1")

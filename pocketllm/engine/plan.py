@@ -155,7 +155,7 @@ def plan_first(
     Raises UnsupportedFeatureError with every reason, each once, when none can.
     """
     absent = [f"{bid.name}: {bid.reason}" for bid in offers if bid.capability is None]
-    refused: dict[str, None] = {}
+    refused: dict[str, Sequence[str]] = {}
     passed: list[str] = []
     for bid in offers:
         if bid.capability is None:
@@ -167,12 +167,24 @@ def plan_first(
         except UnsupportedFeatureError as error:
             if len(offers) == 1:
                 raise
-            refused |= dict.fromkeys(error.reasons)
+            refused[bid.name] = error.reasons
             passed.append(f"{bid.name}: {', '.join(error.reasons)}")
     what = f"cannot run {model or options.model} ({checkpoint.metadata.get('general.architecture', 'unknown')})"
     # a backend that is not here could help only where another one lacked something
-    is_lacking = not isinstance(family, str) and any(reason.startswith("backend ") for reason in refused)
-    raise UnsupportedFeatureError(what, [*refused, *(f"backend {reason}" for reason in absent if is_lacking)])
+    reasons = told_apart(refused)
+    is_lacking = not isinstance(family, str) and any(reason.startswith("backend ") for reason in reasons)
+    raise UnsupportedFeatureError(what, [*reasons, *(f"backend {reason}" for reason in absent if is_lacking)])
+
+
+def told_apart(refused: Mapping[str, Sequence[str]]) -> list[str]:
+    """Every backend's reasons, each once; one that not all of them share says whose it is."""
+    shared = set.intersection(*map(set, refused.values())) if refused else set()
+    reasons = [
+        reason if reason in shared or reason.startswith("backend ") else f"on {name}: {reason}"
+        for name, of_backend in refused.items()
+        for reason in of_backend
+    ]
+    return list(dict.fromkeys(reasons))
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------
@@ -313,8 +325,12 @@ def plan_memory(
     needed = weights + num_blocks * block_bytes + scratch.of(length)
     if available is not None and needed > available:
         a_block = block_bytes + options.block_size * scratch.per_key
-        fitting = max(available - weights - scratch.fixed, 0) // a_block * options.block_size
+        fitting = min(max(available - weights - scratch.fixed, 0) // a_block * options.block_size, context)
         advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
+        if options.kv_cache_bytes is not None and room is not None and room >= one_request:
+            advice = f"set --kv-cache-bytes {room} or lower"
+        elif not fitting and options.block_size > length:
+            advice = "lower --block-size"
         reasons.append(
             f"weights, cache and working memory need {gib(needed)} ({gib(weights)} + {gib(num_blocks * block_bytes)} + "
             f"{gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"

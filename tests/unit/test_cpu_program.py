@@ -1,5 +1,6 @@
 """The CPU backend's runtime: how memory is shared, what a captured forward promises, and threads that share well."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,12 +19,23 @@ from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection
+from pocketllm.engine.backends.cpu.library import Engine
 from pocketllm.engine.backends.cpu.program import TOKENS, Command, Value, lay_out
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.errors import MachineError, UnsupportedFeatureError
 from tests.native import cpu_ops
 from tests.unit.test_ops import normal, one_sequence
 
 LIBRARY = "POCKETLLM_CPU_LIBRARY"
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+def test_threads_that_the_machine_does_not_start_are_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = cpu_ops().engine.library
+    monkeypatch.setattr(library, "engine_new", lambda threads, isa: None)
+    monkeypatch.setattr(library, "problem", lambda: os.strerror(errno.EAGAIN).encode())
+
+    with pytest.raises(MachineError, match=r"starts no 4000 threads now: lower --threads"):
+        Engine(4000, None)
 
 
 # -- which memory a value gets -----------------------------------------------------------------------------------------

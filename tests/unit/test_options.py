@@ -48,6 +48,7 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({"max_num_seqs": 0}, {}, "", ["max_num_seqs=0", "flag", "at least 1"]),
         ({"max_model_len": -5}, {}, "", ["max_model_len=-5", "flag"]),
         ({}, {"POCKETLLM_THREADS": "0"}, "", ["threads=0", "POCKETLLM_THREADS"]),
+        ({"threads": 1 << 32 | 1}, {}, "", ["threads=4294967297 (flag)", "at most 4096"]),
         ({}, {"POCKETLLM_THREADS": "two"}, "", ["POCKETLLM_THREADS", "'two'", "whole number"]),
         ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),
         ({}, {"POCKETLLM_BLOCK_SIZE": "1.5"}, "", ["POCKETLLM_BLOCK_SIZE", "whole number"]),

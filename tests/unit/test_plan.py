@@ -243,6 +243,37 @@ def test_memory_that_is_not_there_is_refused_with_a_length_that_fits() -> None:
     assert reasons(FakeFamily(context=1 << 20), max_model_len=fitting + 16)
 
 
+def test_a_length_that_would_fit_is_never_beyond_the_context() -> None:
+    found = reasons(max_model_len=1 << 40)
+
+    assert found[0].endswith("lower --max-model-len")
+    assert found[1].endswith("set --max-model-len 1024 or lower")
+
+
+def test_a_cache_beyond_memory_is_refused_with_a_size_that_fits() -> None:
+    [reason] = reasons(kv_cache_bytes=1 << 50)
+
+    fitting = int(reason.rsplit("--kv-cache-bytes ", 1)[1].split()[0])
+    assert plan(kv_cache_bytes=fitting)
+
+
+def test_a_block_beyond_memory_is_not_blamed_on_the_checkpoint() -> None:
+    [reason] = reasons(block_size=1 << 40)
+
+    assert reason.endswith("lower --block-size")
+
+
+def test_a_reason_that_not_all_backends_have_says_whose_it_is() -> None:
+    small = replace(CAPABILITY, name="small", memory_bytes=1000)
+    offers = [BackendBid("fake", CAPABILITY, ""), BackendBid("small", small, "")]
+
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        plan_first(EngineOptions(max_model_len=1025), FakeFamily(), offers, checkpoint(), model="m")  # type: ignore[arg-type]  # fakes
+
+    assert [reason.split()[0] for reason in caught.value.reasons] == ["max_model_len=1025", "on"]
+    assert caught.value.reasons[1].startswith("on small: weights")
+
+
 def test_weights_alone_too_large_ask_for_a_smaller_checkpoint() -> None:
     [reason] = reasons(capability=replace(CAPABILITY, memory_bytes=1000))
 

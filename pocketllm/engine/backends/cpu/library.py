@@ -5,6 +5,7 @@ file: for developers, who build it by hand.
 """
 
 import ctypes
+import errno
 import os
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
@@ -237,7 +238,10 @@ class Engine(Native):
 
     def __init__(self, threads: int, isa: str | None) -> None:
         self.library = open_library()
-        super().__init__(self.library.engine_new(threads, (isa or "").encode()), self.library.engine_free)
+        address = self.library.engine_new(threads, (isa or "").encode())
+        if not address and self.library.problem().decode() == os.strerror(errno.EAGAIN):
+            raise MachineError(f"cpu backend: this machine starts no {threads} threads now: lower --threads")
+        super().__init__(address, self.library.engine_free)
 
     @property
     def isa(self) -> str:
