@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Examples:\n\npocketllm golden record cases.toml\n\n"
-    'pocketllm golden record --case capital --chat "What is the capital of France?" --max-tokens 32\n\n'
+    'pocketllm golden record --case capital --chat "Name the capital of France." --max-tokens 32\n\n'
     "pocketllm golden record   (every accepted case again)\n\n"
     "pocketllm golden record --url http://127.0.0.1:8080 --engine llama.cpp"
 )
