@@ -105,7 +105,7 @@ class ChatTemplate:
         [last] = message_rules.normalize(messages[-1:])
         # a stand-in shows where the text goes, whatever the template trims from it or writes after it
         text = self.render(
-            [*messages[:-1], messages[-1] | {"content": STAND_IN}], add_generation_prompt=False, **kwargs
+            [*messages[:-1], {**messages[-1], "content": STAND_IN}], add_generation_prompt=False, **kwargs
         )
         before, *after = text.split(STAND_IN)
         if len(after) != 1:

@@ -118,7 +118,8 @@ class LimitedMixture:
 
     def of(self, y: Tensor, ops: Ops, batch: ForwardBatch) -> Tensor:
         """mixture(y) + down(limited gate · up): [tokens, hidden] → the same."""
-        opened = ops.limited_silu_mul(*ops.project(y, self.gate, self.up), self.limit)
+        gate, up = ops.project(y, self.gate, self.up)
+        opened = ops.limited_silu_mul(gate, up, self.limit)
         routed = ops.limited_mixture(y, self.experts, batch.input_ids)
         return ops.add(routed, ops.project(opened, self.down)[0])
 
