@@ -1,4 +1,4 @@
-"""Texts as CI systems take them: XML without forbidden characters, GitHub's workflow commands and their limits; pure."""
+"""Texts as CI systems take them: XML without forbidden characters, GitHub's commands and their limits; pure."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -301,6 +301,8 @@ class ChatBody(ToolFields, GenerationBody):
     def check_chat(self) -> "ChatBody":
         if not self.messages:
             raise ValueError("messages is empty")
+        if self.max_completion_tokens is not None and self.max_completion_tokens < 1:
+            raise ValueError(f"max_completion_tokens={clipped(self.max_completion_tokens)} must be at least 1")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         if self.add_generation_prompt and self.continue_final_message:
@@ -364,9 +366,12 @@ def validate(kind: type[B], document: Mapping[str, Any]) -> B:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = spelled_place(first["loc"])
-    message = first["msg"].removeprefix("Value error, ").split(" or instance of ")[0]
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+    place = spelled_place(errors[0]["loc"])
+    # a field of several types has an error for each of them
+    found = [problem["msg"] for problem in errors if spelled_place(problem["loc"]) == place]
+    message = " or ".join(text if text is found[0] else text.removeprefix("Input should be ") for text in found)
+    message = message.removeprefix("Value error, ").split(" or instance of ")[0]
     if not place:
         # our own whole-body checks begin with the field's name, possibly quoted
         word = message.removeprefix("field ").split()[0].split("=")[0].strip("'\"")
@@ -375,9 +380,11 @@ def validate(kind: type[B], document: Mapping[str, Any]) -> B:
 
 
 def spelled_place(place: tuple[int | str, ...]) -> str:
-    """A location the way one would write it in code: messages[0].content."""
+    """A location as one would write it in code: messages[0].content; pydantic's names of a union's types left out."""
     text = ""
     for part in place:
+        if isinstance(part, str) and (part == "str" or part.endswith("]")):
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")[:200]
 

@@ -27,6 +27,7 @@ def leap_seconds() -> str:
 
 
 def clock(minute: int) -> str:
+    """A minute of the day as HH:MM."""
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
