@@ -176,6 +176,18 @@ def test_a_response_is_the_same_streamed_or_whole(module_server: Served) -> None
     }
 
 
+def test_the_item_that_a_limit_cuts_is_incomplete_streamed_or_whole(module_server: Served) -> None:
+    cut = module_server.post("/v1/responses", input="hello", max_output_tokens=3).json()
+    whole = module_server.post("/v1/responses", input="hello").json()
+    streamed = events(module_server, "/v1/responses", input="hello", max_output_tokens=3)
+    [done] = [event["item"] for kind, event in streamed if kind == "response.output_item.done"]
+
+    assert [item["status"] for item in cut["output"]] == ["incomplete"]
+    assert [item["status"] for item in whole["output"]] == ["completed"]
+    assert done["status"] == "incomplete"
+    assert streamed[-1][1]["response"]["output"] == [done]
+
+
 def test_the_openai_client_reads_responses(module_server: Served) -> None:
     with openai.OpenAI(base_url=module_server.url + "/v1", api_key="none", max_retries=0) as client:
         whole = client.responses.create(model="scripted", input=HELLO, instructions="Be kind.")

@@ -22,6 +22,8 @@ class ResponseWriter:
         self._parts = Parts()
         self._item_ids: dict[int, str] = {}
         self._number = 0
+        self._is_cut = False
+        """Whether the last part was not written to its end."""
 
     def begin(self) -> Iterator[bytes]:
         """Before the first token."""
@@ -35,17 +37,20 @@ class ResponseWriter:
 
     def finish(self, reason: str, stop: str | None, usage: Usage) -> Iterator[bytes]:
         """The answer is complete."""
+        self._is_cut = reason == "length"
         for event in (*self._parts.open_empty_text(), *self._parts.end()):
             yield from self._events(event)
         yield self._event(f"response.{self._status(reason)}", response=self.document(reason, stop, usage))
 
     def fail(self, failure: Failure) -> bytes:
         """What went wrong once the stream had begun."""
+        self._is_cut = True
         error = {"code": "server_error", "message": failure.body()["error"]["message"]}
         return self._event("response.failed", response=self._document("failed", None) | {"error": error})
 
     def document(self, reason: str, stop: str | None, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
+        self._is_cut = reason == "length"
         status = self._status(reason)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return self._document(status, usage) | {"incomplete_details": details}
@@ -118,7 +123,8 @@ class ResponseWriter:
         return self._item_ids.setdefault(part.index, f"{ID_STEMS[part.kind]}_{uuid4().hex}")
 
     def _item(self, part: Part, is_done: bool, is_new: bool = False) -> dict[str, Any]:
-        head = {"id": self._item_id(part), "status": "completed" if is_done else "in_progress"}
+        is_cut = self._is_cut and part is self._parts.all[-1]
+        head = {"id": self._item_id(part), "status": "in_progress" if not is_done else ENDS[is_cut]}
         content = [] if is_new else [self._content(part)]
         match part.kind:
             case PartKind.TEXT:
@@ -145,6 +151,7 @@ STEMS = {
     PartKind.THOUGHT: "response.reasoning_text",
     PartKind.CALL: "response.function_call_arguments",
 }
+ENDS = {False: "completed", True: "incomplete"}
 ID_STEMS = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
 
 
