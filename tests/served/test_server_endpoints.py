@@ -288,6 +288,25 @@ def test_system_texts_and_blocks_reach_the_model(module_server: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        ("responses", {"input": 5}, "input", "input: Input should be a valid string or a valid list"),
+        ("responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
+        ("chat/completions", {"tool_choice": 5}, "tool_choice", "Input should be a valid string or a valid dictionary"),
+        ("chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens", "must be at least 1"),
+    ],
+)
+def test_a_field_is_refused_by_the_name_that_the_client_gave_it(
+    module_server: Served, path: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    messages = {} if path == "responses" else {"messages": [{"role": "user", "content": "a"}]}
+    error = refusal(module_server.post(f"/v1/{path}", **messages, **fields))
+
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"max_tokens": None},

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import model_validator
 
 from pocketllm.engine.serving.prompts import SAMPLING_FIELDS
-from pocketllm.engine.serving.protocol import INERT, ChatBody, Strict, check_extras, validate
+from pocketllm.engine.serving.protocol import INERT, ChatBody, Strict, check_extras, clipped, validate
 from pocketllm.errors import RequestError
 
 PASSED_ON = (*SAMPLING_FIELDS, "stop_token_ids", "ignore_eos", "cache_salt", "chat_template_kwargs", "stop", "n")
@@ -79,6 +79,8 @@ class ResponsesBody(Strict):
     def check_whole(self) -> "ResponsesBody":
         extras = {name: value for name, value in (self.model_extra or {}).items() if name not in PASSED_ON[:-1]}
         check_extras(extras, NEUTRAL_HERE, INERT_HERE)
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ValueError(f"max_output_tokens={clipped(self.max_output_tokens)} must be at least 1")
         unknown = sorted(set(self.include or ()) - {LOGPROBS, "reasoning.encrypted_content"})
         if unknown:
             raise ValueError(f"include cannot hold {unknown[0][:100]!r}")
