@@ -139,11 +139,11 @@ def verify_subject(
 
 
 def _exit_code(outcomes: Sequence[Outcome], options: VerifyOptions) -> int:
-    """A mutated run in which something stayed green has not been able to judge: its check is blind there."""
+    """A mutated run in which something stayed green, or nothing was asked, shows no check that can fail."""
     code = exit_code(
         outcomes, options.require, strict_ties=options.strict_ties, reject_stale=options.unreferenced == "reject"
     )
-    return 3 if options.mutate and any(_is_blind(outcome) for outcome in outcomes) else code
+    return 3 if options.mutate and (not outcomes or any(map(_is_blind, outcomes))) else code
 
 
 def _is_blind(outcome: Outcome) -> bool:
@@ -168,9 +168,10 @@ def _notes(
         yield f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"
     elif not rows:
         yield "no selected case has a selected entry point: nothing was compared"
-    if options.url and rows and options.peer is None:
+    is_served = options.url is not None and any(row.outcome.word != "NOT JUDGED" for row in rows)
+    if is_served and options.peer is None:
         yield "the hard key of a server at --url is not known: it was held to the answers recorded for this machine"
-    if options.url and rows and not any(row.check == "scored" for row in rows):
+    if is_served and not any(row.check == "scored" for row in rows):
         yield "the server tells no logprobs of a prompt: drift was judged by what it says of its own tokens, if it does"
     if options.mutate:
         blind = [f"{row.case} {row.path} {row.check}" for row in rows if _is_blind(row.outcome)]

@@ -176,6 +176,16 @@ def test_a_mutation_that_nobody_sees_is_not_judged(
     )
 
 
+def test_a_mutation_of_nothing_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    play(monkeypatch)
+
+    report = run(tmp_path, mutate="id")
+
+    assert report.exit_code == 3
+    assert not report.rows
+
+
 def test_ties_are_green_unless_they_are_not_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = replace(ANSWER.positions[1], margin=1e-6, top_logprobs=(-0.5, -0.500001))
     positions = (ANSWER.positions[0], close, ANSWER.positions[2])
@@ -317,6 +327,15 @@ def test_a_foreign_server_is_held_to_its_text(
     assert {row.outcome.word for row in report.rows} == words
     assert report.exit_code == code
     assert "hard key of a server" in report.notes[0]
+
+
+def test_of_a_server_that_does_not_answer_nothing_else_is_said(tmp_path: Path) -> None:
+    folder_with(tmp_path, case=replace(CHAT, paths=(ServedPath("http_chat"),)))
+
+    report = run(tmp_path, url="http://127.0.0.1:1")
+
+    assert {row.outcome.word for row in report.rows} == {"NOT JUDGED"}
+    assert not any("server" in note for note in report.notes)
 
 
 def test_jobs_are_grouped_and_what_is_left_over_is_asked_beside_itself() -> None:
