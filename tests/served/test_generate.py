@@ -156,6 +156,40 @@ def test_a_truncated_checkpoint(tiny_gguf: Path, tmp_path: Path, share: float) -
     assert "cut.gguf" in refusal(generate("--model", str(path), "hello"))
 
 
+CUT_AFTER_THE_PLAN = """
+import os, sys
+from pocketllm.cli.main import app
+from pocketllm.engine import load
+
+num_bytes = int(sys.argv.pop())
+
+def planned_and_cut(options, checkpoint, name):
+    made = plan_and_open(options, checkpoint, name)
+    os.truncate(checkpoint.path, num_bytes)
+    return made
+
+plan_and_open, load.plan_and_open = load.plan_and_open, planned_and_cut
+app()
+"""
+
+
+@pytest.mark.parametrize("command", [("generate", "hello"), ("serve", "--port=0")])
+@pytest.mark.parametrize("num_bytes", [0, 100_000])
+def test_a_checkpoint_that_is_cut_between_plan_and_load(
+    tiny_gguf: Path, tmp_path: Path, command: tuple[str, ...], num_bytes: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    words = [sys.executable, "-c", CUT_AFTER_THE_PLAN, *command, "--model", str(path), str(num_bytes)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    # a mapping would end the process with SIGBUS here
+    assert done.returncode == 2
+    assert "error: model.gguf was changed while it was being loaded: " in done.stderr
+    assert f"now the file has {num_bytes} bytes" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unknown_architecture_lists_the_known_ones(tiny_gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "odd.gguf"
     path.write_bytes(tiny_gguf.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0odder", 1))

@@ -332,7 +332,6 @@ def test_a_file_of_many_gib_opens_without_touching_its_data(tmp_path: Path) -> N
 
     assert time.process_time() - began < 0.2
     assert opened.tensors["large"].num_bytes == 16 << 30
-    assert opened.data(opened.tensors["large"]).shape == (16 << 30,)
 
 
 # -- fuzz -------------------------------------------------------------------------------------------------------------

@@ -45,15 +45,15 @@ class Part(Protocol):
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
         """Raw bytes of a tensor."""
 
-    def forget(self, tensor: TensorInfo) -> None:
-        """Take a tensor's pages out of this process's memory."""
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where the file is no longer the one that was opened."""
 
     def close(self) -> None:
         """Let the file go."""
 
 
 class Checkpoint:
-    """An open checkpoint: header checked, tensor data mapped and untouched.
+    """An open checkpoint: header checked, tensor data still in the file.
 
     `tensors` maps names to TensorInfo (row-major shape, quant type by GGUF name, bytes), over all shards; metadata is
     the first shard's. Not thread-safe while it is being closed; reading is.
@@ -78,7 +78,10 @@ class Checkpoint:
         return value
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Raw bytes of a tensor: a read-only view of the mapped file; LookupError for no such tensor."""
+        """Raw bytes of a tensor, read-only: read from the file now.
+
+        LookupError for no such tensor, CheckpointError where the file was cut short since it was opened.
+        """
         tensor = self.tensor(name)
         return self._parts[tensor.file].data(tensor)
 
@@ -87,10 +90,10 @@ class Checkpoint:
         tensor = self.tensor(name)
         return dequantize(self.data(name), tensor.quant_type, tensor.shape)
 
-    def forget(self, name: str) -> None:
-        """Take a tensor's pages out of this process's memory; whoever looks at them again has them read again."""
-        tensor = self.tensor(name)
-        self._parts[tensor.file].forget(tensor)
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where a file is no longer the one that was opened."""
+        for part in self._parts.values():
+            part.check_unchanged()
 
     def tensor(self, name: str) -> TensorInfo:
         """The description of a tensor; LookupError for no such tensor."""
@@ -112,7 +115,7 @@ class Checkpoint:
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def close(self) -> None:
-        """Let the files go; views that are still held keep their bytes."""
+        """Let the files go; what was read stays."""
         for part in self._parts.values():
             part.close()
 

@@ -1,4 +1,4 @@
-"""An own memory-mapped reader of GGUF headers, versions 2 and 3, little-endian.
+"""An own reader of GGUF files, versions 2 and 3, little-endian.
 
 Written from the public GGUF specification of the ggml project. A file is never believed: every count, length, offset
 and product is compared with the bytes that are really there before anything is made of it, and what does not fit is a
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.weights.file_kinds import looks_like
 from pocketllm.engine.weights.gguf_walk import ARRAY, ARRAY_HEAD, RawTensor, Reader, Value, shown, type_name
 from pocketllm.engine.weights.quant_types import BY_ID, QuantType
+from pocketllm.engine.weights.tensor_file import TensorFile, looks_like
 from pocketllm.errors import CheckpointError, GGUFError
 
 MAGIC = b"GGUF"
@@ -122,7 +122,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass
 class GGUFFile:
-    """One open GGUF file: header read, data mapped."""
+    """One open GGUF file: header read, data still in the file."""
 
     path: Path
     version: int
@@ -131,48 +131,37 @@ class GGUFFile:
     data_start: int
     metadata: Metadata
     tensors: dict[str, TensorInfo]
-    _map: mmap.mmap | None
+    _file: TensorFile
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
-        """Raw bytes of a tensor: a read-only view of the mapped file."""
-        if self._map is None:
-            raise CheckpointError(f"{self.path.name} is closed: open the checkpoint again to read {tensor.name!r}")
-        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
+        """Raw bytes of a tensor, read from the file; CheckpointError where they are no longer there."""
+        return self._file.read(tensor.name, tensor.start, tensor.num_bytes)
 
-    def forget(self, tensor: TensorInfo) -> None:
-        """Take a tensor's pages out of this process's memory; whoever looks at them again has them read again."""
-        first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (tensor.start + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is not None and first < last and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where the file is no longer the one that was opened."""
+        self._file.check_unchanged()
 
     def close(self) -> None:
-        """Let the file go; views that are still held keep their bytes."""
-        mapped, self._map = self._map, None
+        """Let the file go; what was read stays."""
+        self._file.close()
         self.metadata.close()
-        if mapped is None:
-            return
-        try:
-            mapped.close()
-        except BufferError:
-            # somebody still holds a view: the map goes when the last one does
-            return
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Map a file and read its header; raises GGUFError naming the field that is wrong, CheckpointError for no GGUF."""
+    """Open a file and read its header; raises GGUFError naming the field that is wrong, CheckpointError for no GGUF."""
+    file = TensorFile(path)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size == 0:
-                raise CheckpointError(f"{path.name} is empty (0 bytes): fetch or copy it again")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"cannot open {path.name}: {(error.strerror or str(error)).lower()}") from error
-    return _read(path, mapped)
+        if file.num_bytes == 0:
+            raise CheckpointError(f"{path.name} is empty (0 bytes): fetch or copy it again")
+        with file.mapped() as mapped:
+            return _read(file, mapped)
+    except BaseException:
+        file.close()
+        raise
 
 
-def _read(path: Path, mapped: mmap.mmap) -> GGUFFile:
+def _read(file: TensorFile, mapped: mmap.mmap) -> GGUFFile:
+    path = file.path
     if mapped[:4] != MAGIC:
         raise CheckpointError(f"{path.name} is not a GGUF file: it {looks_like(mapped[:512])}")
     reader = Reader(path.name, mapped)
@@ -183,7 +172,8 @@ def _read(path: Path, mapped: mmap.mmap) -> GGUFFile:
     raw, position = reader.read_tensor_table(position, num_tensors)
     data_start = -(-position // alignment) * alignment
     tensors = _place(path, raw, data_start, alignment, reader.size)
-    return GGUFFile(path, version, alignment, reader.size, data_start, metadata, tensors, mapped)
+    reader.buffer = mapped[:position]  # what is decoded later must not depend on what has become of the file
+    return GGUFFile(path, version, alignment, reader.size, data_start, metadata, tensors, file)
 
 
 def _alignment(name: str, metadata: Metadata) -> int:

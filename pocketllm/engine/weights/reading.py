@@ -1,4 +1,4 @@
-"""A checkpoint while its tensors are loaded: how far that is, and no more of the file in memory than is being read."""
+"""A checkpoint while its tensors are loaded: how far that is."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +16,7 @@ Amount = Callable[[int, int], None]
 
 @dataclass
 class Reading:
-    """Hands out a checkpoint's tensors; when the next is asked for, the one before leaves this process's memory.
-
-    A backend keeps its own form of what it was given, so that file pages and that form would stand in memory together.
-    """
+    """Hands out a checkpoint's tensors and tells how much of them that was."""
 
     checkpoint: Checkpoint
     amount: Amount
@@ -38,7 +35,7 @@ class Reading:
         return self.checkpoint.tensors
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Raw bytes of a tensor: a read-only view of the mapped file."""
+        """Raw bytes of a tensor, read-only; CheckpointError where the file was cut short since it was opened."""
         self._next(name)
         return self.checkpoint.data(name)
 
@@ -51,7 +48,6 @@ class Reading:
         if name == self._last:
             return
         if self._last is not None:
-            self.checkpoint.forget(self._last)
             self.done += self.checkpoint.tensor(self._last).num_bytes
         self._last = name
         now_s = time.perf_counter()
@@ -60,6 +56,5 @@ class Reading:
             self.amount(self.done, self.checkpoint.num_bytes)
 
     def finish(self) -> None:
-        """Let the last tensor go too."""
-        if self._last is not None:
-            self.checkpoint.forget(self._last)
+        """Everything was read; CheckpointError where the files are no longer what was opened."""
+        self.checkpoint.check_unchanged()

@@ -27,7 +27,7 @@ ENGINE = "pocketllm/engine/"
 MODELS = f"{ENGINE}models/"
 READER = tuple(
     f"{ENGINE}weights/{name}.py"
-    for name in ("gguf", "gguf_walk", "checkpoint", "file_kinds", "quant_types", "reading", "bits", "quant/__init__")
+    for name in ("gguf", "gguf_walk", "checkpoint", "tensor_file", "quant_types", "reading", "bits", "quant/__init__")
 )
 INSPECTION = f"{ENGINE}weights/inspection.py"
 LIFECYCLE = (f"{ENGINE}lifecycle/", f"{ENGINE}load.py", f"{ENGINE}plan.py")

@@ -71,13 +71,12 @@ class DirectoryPart:
             data = (values if rule.compute is None else rule.compute(values)).reshape(-1).view(np.uint8)
         return data
 
-    def forget(self, tensor: TensorInfo) -> None:
-        """Take a tensor's pages out of this process's memory."""
-        if tensor.name in self._stored:
-            self.file.forget(self._stored[tensor.name])
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where the file is no longer the one that was opened."""
+        self.file.check_unchanged()
 
     def close(self) -> None:
-        """Let the file go; views that are still held keep their bytes."""
+        """Let the file go; what was read stays."""
         self.file.close()
 
     def _info(self, name: str, shape: tuple[int, ...], quant_type: str) -> TensorInfo:

@@ -1,4 +1,4 @@
-"""Reads safetensors files: a JSON header, then the tensors' bytes, mapped and untouched.
+"""Reads safetensors files: a JSON header, then the tensors' bytes, untouched.
 
 Written from the public description of the format. The `safetensors` library hands out arrays of numpy's own types, and
 bfloat16 is none: what is wanted here are the bytes as they lie. The header is not believed: every offset is compared
@@ -6,7 +6,6 @@ with the shape, the element type and the size of the file.
 """
 
 import json
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.weights.tensor_file import TensorFile
 from pocketllm.errors import CheckpointError
 
 MOST_HEADER_BYTES = 100_000_000
@@ -37,59 +37,50 @@ class StoredTensor:
 
 @dataclass
 class SafetensorsFile:
-    """One open file: header read, data mapped."""
+    """One open file: header read, data still in the file."""
 
     path: Path
     num_bytes: int
     tensors: Mapping[str, StoredTensor]
-    _map: mmap.mmap | None
+    _file: TensorFile
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Raw bytes of a tensor: a read-only view of the mapped file."""
-        if self._map is None:
-            raise CheckpointError(f"{self.path.name} is closed: open the checkpoint again to read {name!r}")
+        """Raw bytes of a tensor, read from the file; CheckpointError where they are no longer there."""
         tensor = self.tensors[name]
-        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
+        return self._file.read(name, tensor.start, tensor.num_bytes)
 
-    def forget(self, name: str) -> None:
-        """Take a tensor's pages out of this process's memory; whoever looks at them again has them read again."""
-        tensor = self.tensors[name]
-        first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (tensor.start + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is not None and first < last and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where the file is no longer the one that was opened."""
+        self._file.check_unchanged()
 
     def close(self) -> None:
-        """Let the file go; views that are still held keep their bytes."""
-        mapped, self._map = self._map, None
-        if mapped is None:
-            return
-        try:
-            mapped.close()
-        except BufferError:
-            return  # the map goes when the last view does
+        """Let the file go; what was read stays."""
+        self._file.close()
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Map a file and read its header; CheckpointError in a sentence for one that is damaged or has other types."""
+    """Open a file and read its header; CheckpointError in a sentence for one that is damaged or has other types."""
+    file = TensorFile(path)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 8:
-                raise CheckpointError(f"{path.name} has only {size} bytes: fetch or copy it again")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"cannot open {path.name}: {(error.strerror or str(error)).lower()}") from error
-    length = int.from_bytes(mapped[:8], "little")
+        return SafetensorsFile(path, file.num_bytes, _tensors(file), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _tensors(file: TensorFile) -> dict[str, StoredTensor]:
+    name, size = file.path.name, file.num_bytes
+    if size < 8:
+        raise CheckpointError(f"{name} has only {size} bytes: fetch or copy it again")
+    length = int.from_bytes(file.read("header", 0, 8), "little")
     if length > min(size - 8, MOST_HEADER_BYTES):
-        raise CheckpointError(f"{path.name} says its header has {length} bytes, but the file has {size}: copy it again")
+        raise CheckpointError(f"{name} says its header has {length} bytes, but the file has {size}: copy it again")
     try:
-        header = json.loads(mapped[8 : 8 + length])
-        rows = {name: row for name, row in header.items() if name != "__metadata__"}
-        tensors = {name: _stored(path.name, name, row, 8 + length, size) for name, row in rows.items()}
+        header = json.loads(file.read("header", 8, length).tobytes())
+        rows = {key: row for key, row in header.items() if key != "__metadata__"}
+        return {key: _stored(name, key, row, 8 + length, size) for key, row in rows.items()}
     except (ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: its header is no JSON object of tensors: copy it again") from error
-    return SafetensorsFile(path, size, tensors, mapped)
+        raise CheckpointError(f"{name}: its header is no JSON object of tensors: copy it again") from error
 
 
 def _stored(file: str, name: str, row: Any, data_start: int, size: int) -> StoredTensor:
