@@ -7,6 +7,7 @@ line and nothing else.
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,12 @@ class Journal:
             self._file = path.open("x", encoding="utf-8")
         except OSError as error:
             raise RecordError(f"cannot begin a record in {path.parent}: {error.strerror}") from error
-        self.write(document)
+        try:
+            self.write(document)
+        except RecordError:
+            self.close()
+            path.unlink(missing_ok=True)  # without its first line it is no record that anyone could read
+            raise
 
     def write(self, value: Any) -> None:
         """Append one line and wait for the disk."""
@@ -42,7 +48,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; it stays where it is."""
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written, and that `write` has told of
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -157,7 +157,10 @@ class RecordWriter:
         _, rows = read_journal(self._journal.path)
         document["rows_sha256"] = schema.rows_sha256(rows)
         path = self.directory / f"{self.run_id}.parquet"
-        write_parquet(path, self.kind, document, rows)
+        try:
+            write_parquet(path, self.kind, document, rows)
+        except RecordError as error:
+            raise RecordError(f"{error}; what was measured is in {self._journal.path.name}") from error
         self._journal.path.unlink(missing_ok=True)
         self.document, self.path = document, path
         if complete and missing:
@@ -190,7 +193,9 @@ def write_parquet(path: Path, kind: str, document: Mapping[str, Any], rows: Sequ
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+        # the system's own words: pyarrow's are about its buffers
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise RecordError(f"cannot write {path}: {reason}") from error
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

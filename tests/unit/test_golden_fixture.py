@@ -1,7 +1,9 @@
 """Fixtures: what is written is read back, and what a hand has broken is refused by file and key."""
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -290,3 +292,25 @@ def test_answers_that_no_case_asks_for_any_more_are_stale(tmp_path: Path) -> Non
 
     assert [file.path.name for file in folder.stale()] == ["capital.cpu-reference.json", "gone.cpu-reference.json"]
     assert [file.path.name for file in folder.stale(["gone"])] == ["gone.cpu-reference.json"]
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_that_finds_no_room_leaves_the_one_before_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = FixtureFolder(tmp_path / "suite")
+    file = folder.write_answer(ANSWER)
+    before = file.read_bytes()
+
+    def half(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text.encode(encoding)[: len(text) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", half)
+
+    with pytest.raises(RecordError, match=r"cannot write .*pending: No space left on device"):
+        folder.write_answer(ANSWER)
+    assert file.read_bytes() == before
+    assert list(folder.path.iterdir()) == [file]

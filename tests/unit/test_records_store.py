@@ -1,5 +1,6 @@
 """The store: nothing measured is lost, nothing written is edited, every file explains itself."""
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import pages, schema, store
+from pocketllm.evidence.journal import read_journal
 from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
 
 DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
@@ -533,3 +535,70 @@ def test_a_journal_is_read_up_to_a_line_that_nobody_wrote_or_refused(tmp_path: P
     path.write_text(whole + '[{"position": "here"}]\n')
     with pytest.raises(RecordError, match="do not fit together"):
         _ = read_record(path).rows
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------------
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_record_that_finds_no_room_to_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(RecordError, match=r"cannot write .*\.journal: No space left on device; free some space"):
+        RecordWriter("golden", DOCUMENT, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_while_a_run_goes_on_keeps_what_was_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RecordError, match=r"cannot write .*: No space left on device"):  # noqa: PT012, SIM117
+        with RecordWriter("golden", DOCUMENT, tmp_path) as record:
+            record.append(ROW)
+            monkeypatch.setattr(os, "fsync", full)
+            record.append({**ROW, "case": "other"})
+
+    assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
+    [kept] = list_records([tmp_path])
+    assert not kept.complete
+    assert kept.row_dicts[0]["case"] == "capital"
+
+
+def test_a_disk_without_room_for_the_finished_record_leaves_the_journal_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RecordWriter("golden", DOCUMENT, tmp_path)
+    record.append(ROW)
+    monkeypatch.setattr(pq, "write_table", full)
+
+    with pytest.raises(RecordError, match=r"No space left on device; what was measured is in .*\.journal"):
+        record.finish()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
+    assert not list_records([tmp_path])[0].complete
+
+
+def test_what_a_full_disk_had_no_room_for_is_no_line_of_the_journal(tmp_path: Path) -> None:
+    """The kernel's own refusal: a limit on the size of a file ends a write in the middle."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from pocketllm.evidence.journal import Journal
+from pocketllm.errors import RecordError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal(Path({str(tmp_path / "run.journal")!r}), {{"kind": "golden"}})
+journal.write([{{"case": "whole"}}])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    journal.write([{{"case": "x" * 200}}])
+except RecordError as error:
+    print(error)
+journal.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "cannot write" in done.stdout
+    assert (tmp_path / "run.journal").stat().st_size == 100  # half a line is there
+    assert read_journal(tmp_path / "run.journal")[1] == [{"case": "whole"}]

@@ -124,10 +124,13 @@ class FixtureFolder:
 
     def _write(self, name: str, text: str) -> Path:
         file = self.path / (name + PENDING)
+        partial = file.with_name(file.name + ".partial")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(file)  # what was proposed before stands until the new one is whole
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise RecordError(
                 f"cannot write {self.label(file)}: {error.strerror}; choose another --fixtures"
             ) from error
