@@ -149,6 +149,8 @@ def compare(case: Case, answer: Answer, observed: Observed, unstreamed_text: str
         return NotJudged(f"the server is not ready or full: {observed.error or 'HTTP 503'}")
     if observed.status == 401:
         return NotJudged(f"HTTP 401: {observed.error}; give its key with --api-key")
+    if observed.status == 404:  # a wrong --served-model or --url says nothing about the model
+        return NotJudged(f"the server does not have this model or route: {observed.error or 'HTTP 404'}")
     if observed.status != 200:
         return Regression("status", f"HTTP {observed.status}: {observed.error}".rstrip(": "))
     if observed.error:

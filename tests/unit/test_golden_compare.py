@@ -125,8 +125,8 @@ def test_a_stream_that_reads_otherwise_than_the_whole_answer_is_a_regression() -
     assert regression(unstreamed_text="Paris").what == "stream text"
 
 
-@pytest.mark.parametrize("status", [401, 503])
-def test_a_server_that_is_full_draining_or_wants_a_key_is_not_judged(status: int) -> None:
+@pytest.mark.parametrize("status", [401, 404, 503])
+def test_a_server_that_is_full_draining_wants_a_key_or_has_no_such_model_is_not_judged(status: int) -> None:
     assert isinstance(judge(status=status, error="draining"), NotJudged)
 
 

@@ -41,9 +41,12 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
-        arm, left = (TextColumn(f"{{task.fields[{name}]}}") for name in ("arm", "left"))
-        columns = (arm, BarColumn(), MofNCompleteColumn(), left)
+        arm = TextColumn("{task.fields[arm]}")
+        # in a narrow terminal the words go on in a second line, and the count beside them stays whole
+        left = TextColumn("{task.fields[left]}", table_column=Column(no_wrap=False))
+        columns = (arm, BarColumn(bar_width=20), MofNCompleteColumn(), left)
         self.rich = RichProgress(*columns, console=Console(stderr=True), transient=True)
         self.task: Any = None
 
