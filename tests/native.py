@@ -4,12 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pocketllm.engine.backends.cpu import library
 from pocketllm.errors import UnsupportedFeatureError
+
+MISSING = f"its native library was not built: {library.REMEDY}"
+"""The reason under `without_native`, whatever came of the build here."""
 
 
 @cache
@@ -47,12 +51,14 @@ def cpu_ops(threads: int = 1, **settings: Any) -> Any:
 @contextmanager
 def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the library had not been built."""
-    monkeypatch.setenv(library.PATH_VARIABLE, os.devnull + "/not-there")
     forget_library()
     try:
-        yield
+        with monkeypatch.context() as patch:
+            patch.delenv(library.PATH_VARIABLE, raising=False)
+            patch.setattr(library, "library_path", lambda: Path(os.devnull, "not-there"))
+            patch.setattr(library, "why_missing", lambda: MISSING)
+            yield
     finally:
-        monkeypatch.delenv(library.PATH_VARIABLE)
         forget_library()
 
 

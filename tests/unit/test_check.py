@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pocketllm.cli.main import app
+from pocketllm.engine.backends.cpu import library
 from pocketllm.engine.backends.reference import device as reference
-from tests.native import needs_native, without_native
+from tests.native import MISSING, forget_library, needs_native, without_native
 from tests.tiny import TinyLlama, write_llama
 
 
@@ -58,11 +59,26 @@ def test_without_the_native_library_the_reference_runs_and_the_reason_is_shown(
 
     assert result.exit_code == 0
     assert " *reference" in result.stdout
-    assert "cpu  cannot run: POCKETLLM_CPU_LIBRARY names a file that is not there" in result.stdout
+    assert "cpu  cannot run: its native library was not built" in result.stdout
     assert "backend auto chose reference (" in result.stdout
-    assert "cpu: POCKETLLM_CPU_LIBRARY names a file that is not there)" in result.stdout
+    assert f"cpu: {MISSING})" in result.stdout
     assert insisted.exit_code == 2
     assert "none of these would run" in insisted.stdout
+
+
+def test_a_library_that_is_named_and_is_not_there_is_an_error_and_nothing_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(library.PATH_VARIABLE, "/nope")
+    forget_library()
+    result = check()
+    monkeypatch.undo()
+    forget_library()
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: POCKETLLM_CPU_LIBRARY: there is no file /nope; name a library that was built, or unset it\n"
+    )
 
 
 def test_a_model_that_runs_has_a_plan(tiny_gguf: Path) -> None:
@@ -128,7 +144,7 @@ def test_without_torch_it_says_so_beside_what_the_checkpoint_lacks(
     assert report["backend"] is None
     assert report["model"]["reasons"][0] == "llama.expert_count=8 is not supported by family llama"
     assert sorted(report["model"]["reasons"][1:]) == [
-        "backend cpu: POCKETLLM_CPU_LIBRARY names a file that is not there",
+        f"backend cpu: {MISSING}",
         "backend cuda: no NVIDIA GPU",
         "backend reference: torch is not installed: pip install torch",
     ]

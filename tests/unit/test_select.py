@@ -174,10 +174,8 @@ def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "lib.so").write_text("not a library")
     monkeypatch.setenv(library.PATH_VARIABLE, str(tmp_path / "lib.so"))
     forget_library()
-    [bid] = [bid for bid in select.bids() if bid.name == "cpu"]
-
-    assert bid.capability is None
-    assert "cannot be used" in bid.reason
+    with pytest.raises(OptionError, match=r"POCKETLLM_CPU_LIBRARY: .*lib\.so cannot be used"):
+        select.offers("auto")
 
 
 @needs_native

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pocketllm.engine.weights.quant_types import BY_NAME
-from pocketllm.errors import MachineError, UnsupportedFeatureError
+from pocketllm.errors import MachineError, OptionError, PocketLLMError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
 ABI_VERSION = 2
@@ -172,11 +172,12 @@ def library_path() -> Path:
 def open_library() -> Any:
     """The library's functions without their prefix, arguments declared.
 
-    Raises UnsupportedFeatureError when the package was built without it, or it is not the one this file speaks to.
+    Raises UnsupportedFeatureError when the package was built without it, or it is not the one this file speaks to;
+    OptionError when that one was named on purpose: nothing takes its place.
     """
     path = library_path()
     if not path.exists():
-        raise UnsupportedFeatureError("backend cpu", [why_missing()])
+        raise unusable(f"there is no file {path}" if os.environ.get(PATH_VARIABLE) else why_missing())
     try:
         whole = ctypes.CDLL(str(path))
         functions: Any = Functions()
@@ -185,17 +186,22 @@ def open_library() -> Any:
         for name, more in PHASES.items():
             functions.declare(whole, name, c_int32, (c_void_p, *more))
     except (OSError, AttributeError) as error:
-        raise UnsupportedFeatureError("backend cpu", [f"{path} cannot be used: {error}"]) from error
+        raise unusable(f"{path} cannot be used: {error}") from error
     if functions.abi_version() != ABI_VERSION:
         reason = f"{path} has interface {functions.abi_version()} and the package needs {ABI_VERSION}: rebuild it"
-        raise UnsupportedFeatureError("backend cpu", [reason])
+        raise unusable(reason)
     return functions
+
+
+def unusable(reason: str) -> PocketLLMError:
+    """Why the library cannot be used: of the installed one a backend's reason, of one that was named an error."""
+    if os.environ.get(PATH_VARIABLE):
+        return OptionError(f"{PATH_VARIABLE}: {reason}; name a library that was built, or unset it")
+    return UnsupportedFeatureError("backend cpu", [reason])
 
 
 def why_missing() -> str:
     """Why there is no library, and what to do, without a path of this machine: records keep it."""
-    if os.environ.get(PATH_VARIABLE):
-        return f"{PATH_VARIABLE} names a file that is not there"
     try:
         built = Path(__file__).with_name(NOTE).read_text(encoding="utf-8").strip()
     except OSError:
