@@ -101,6 +101,7 @@ CALLS = {
     ),
 }
 CALLS["deepseek_v4"] = CALLS["deepseek_v32"].replace("function_calls", "tool_calls")
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}'
 LLAMA = '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}; {"name": "now", "parameters": {}}'
 
 
@@ -216,6 +217,24 @@ def test_a_name_is_told_before_the_arguments_are_there() -> None:
     assert splitter.push('ty": "Pa') == [CallArguments(0, 'ty": "Pa')]
     assert splitter.push('ris"}') == [CallArguments(0, 'ris"}')]
     assert splitter.push("}</tool_call>") == splitter.finish() == []
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_a_forced_call_that_is_cut_anywhere_leaves_no_content(chunk: int) -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    for length in range(len(text) + 1):
+        parts = parts_of(text[:length], NAMED["hermes"], tuple(range(chunk, length, chunk)), is_call=True)
+
+        assert content_of(parts) == ""
+        assert bool(parts) == ('"arguments":' in text[:length]), text[:length]
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_the_cut_closing_mark_of_a_call_is_no_content_and_what_only_looks_like_it_is(chunk: int) -> None:
+    text = CALL + "\n</tool_call>"
+    for length in range(len(CALL), len(text)):
+        assert content_of(parts_of(text[:length], NAMED["hermes"], tuple(range(chunk, length, chunk)))).strip() == ""
+    assert content_of(parts_of(CALL + "\n</tools>", NAMED["hermes"])) == "</tools>"
 
 
 def test_only_the_first_call_is_kept_where_calls_may_not_be_parallel() -> None:

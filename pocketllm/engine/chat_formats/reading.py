@@ -187,6 +187,14 @@ class Reader:
         self.skip(len(text))
         return True
 
+    def closes(self, mark: str) -> Steps[None]:
+        """Leave out a mark that closes what was told, whole or cut by the end of the text; it may be missing."""
+        if (yield from self.takes(mark)) or not self._has_ended:
+            return
+        rest = self._text[self._place :]
+        if mark.startswith(rest):
+            self.skip(len(rest))
+
     def until(self, marks: Sequence[str], tell: Tell) -> Steps[str | None]:
         """Pass text on up to the first mark, which is left out and returned; None at the end of the text.
 

@@ -2,22 +2,29 @@
 
 from pocketllm.engine.chat_formats.contract import ChatFormat
 from pocketllm.engine.chat_formats.markup import Thought
-from pocketllm.engine.chat_formats.reading import BLANKS, Part, Reader, Steps, Tools, Trimmed
+from pocketllm.engine.chat_formats.reading import BLANKS, Content, Part, Reader, Steps, Tools, Trimmed
 
 
 class AnswerSplitter:
     """One answer. The parts of all pushes together do not depend on how the text was cut.
 
     thought: how it may begin; tools: what may be called, None where nothing may, so that marks of calls stay text.
+    is_call: it is held to calls, so that what is neither thought nor call is a piece of one that was cut: no content.
     """
 
     def __init__(
-        self, chat_format: ChatFormat, thought: Thought | None, tools: Tools | None, allows_parallel: bool = True
+        self,
+        chat_format: ChatFormat,
+        thought: Thought | None,
+        tools: Tools | None,
+        allows_parallel: bool = True,
+        is_call: bool = False,
     ) -> None:
         self._reader = Reader(tools or {}, allows_parallel)
         self._format = chat_format
         self._thought = None if chat_format.reads_thought else thought
         self._has_tools = tools is not None
+        self._is_call = is_call
         self._steps = self._read()
         self._is_done = False
         self._advance()
@@ -31,14 +38,18 @@ class AnswerSplitter:
         """More text; returns what has become certain."""
         self._reader.feed(text)
         self._advance()
-        return self._reader.drain()
+        return self._drain()
 
     def finish(self) -> list[Part]:
         """No more text: what was held back."""
         self._reader.end()
         self._advance()
         self._reader.close()
-        return self._reader.drain()
+        return self._drain()
+
+    def _drain(self) -> list[Part]:
+        parts = self._reader.drain()
+        return [part for part in parts if not isinstance(part, Content)] if self._is_call else parts
 
     def _advance(self) -> None:
         if not self._is_done:

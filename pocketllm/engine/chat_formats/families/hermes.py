@@ -16,7 +16,7 @@ def read(reader: Reader) -> Steps[None]:
             reader.content(BEGIN)
             continue
         yield from reader.skip_blanks()
-        yield from reader.takes(END)
+        yield from reader.closes(END)
 
 
 FORMAT = ChatFormat(

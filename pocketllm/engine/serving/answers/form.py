@@ -48,7 +48,8 @@ class ChatForm:
     def splitter(self) -> AnswerSplitter:
         """What takes one answer apart."""
         tools = {tool.name: tool.parameters for tool in self.offer.tools} if self.offer.tools else None
-        return AnswerSplitter(self.chat_format, self.thought, tools, self.offer.allows_parallel)
+        is_call = bool(self.offer.forced)
+        return AnswerSplitter(self.chat_format, self.thought, tools, self.offer.allows_parallel, is_call)
 
 
 def template_arguments(
