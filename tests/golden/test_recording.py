@@ -92,6 +92,24 @@ def test_suggestions_are_ranked_by_their_smallest_margin(engine: Engine) -> None
     assert not replace(shaky, case=replace(shaky.case, tags=("tie-probe",))).is_refused
 
 
+def test_an_answer_that_ends_at_once_is_refused_with_the_reason_however_clear_it_is(engine: Engine) -> None:
+    asked = requests_of(["once upon"], is_chat=False, max_tokens=6, is_probe=True)
+    [found] = suggest(subject_of(engine), asked)
+    expected = replace(found.answer.expected, text="", token_ids=found.answer.expected.token_ids[:1])
+    empty = replace(found, answer=replace(found.answer, expected=expected))
+
+    assert (found.is_refused, found.as_dict()["reason"]) == (False, None)
+    assert empty.is_refused
+    assert "ends at once and has no text" in empty.as_dict()["reason"]
+
+
+def test_a_case_with_a_prompt_and_messages_is_told_that_they_exclude_each_other() -> None:
+    table = {**TABLE, "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+
+    with pytest.raises(RecordError, match=r"x: \[new\]: prompt: excludes messages"):
+        request("new", table, "x")
+
+
 def test_nothing_to_try_is_refused() -> None:
     with pytest.raises(RecordError, match="one a line"):
         requests_of(["", "  "], is_chat=False, max_tokens=6, is_probe=False)

@@ -187,7 +187,10 @@ def show(found: "list[Suggestion]") -> None:
     for title in ("prompt", "answer"):
         table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
     for one in found:
-        word = "refused" if one.is_refused else "good" if one.is_clear else "tie-probe"
+        word = "no text" if one.is_empty else "refused" if one.is_refused else "good" if one.is_clear else "tie-probe"
         prompt = one.case.prompt or one.case.messages[0]["content"]
         table.add_row(f"{one.margin:.3f}", f"{one.least:.3f}", word, prompt, repr(one.answer.expected.text))
     Console().print(table)
+    for one in found:
+        if one.is_empty:
+            output.say(f"{one.case.name}: {one.reason}")

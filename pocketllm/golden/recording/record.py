@@ -121,6 +121,8 @@ def request(name: str, table: Any, where: str) -> Case:
         raise RecordError(f"{where}: {name}: must be a table")
     kind = "chat" if "messages" in table else "completion"
     file = Fields(table, f"{where}: [{name}]")
+    if "messages" in table and "prompt" in table:
+        raise file.error("prompt", "excludes messages, and the case has both: keep one of them")
     case = Case(
         name=name,
         purpose=file.text("purpose"),

@@ -37,8 +37,20 @@ class Suggestion:
         return self.margin >= self.least
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the answer ends at once: it would prove one decision, and no text."""
+        return not self.answer.expected.text
+
+    @property
     def is_refused(self) -> bool:
-        return not self.is_clear and PROBE not in self.case.tags
+        return self.is_empty or (not self.is_clear and PROBE not in self.case.tags)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is refused; None where it is not."""
+        if self.is_empty:
+            return "the answer ends at once and has no text: ask something that is answered (--chat asks as a user)"
+        return "its smallest margin is below what its noise may turn over" if self.is_refused else None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -50,6 +62,7 @@ class Suggestion:
             "smallest_margin": self.margin,
             "least_margin": self.least,
             "refused": self.is_refused,
+            "reason": self.reason,
             "tags": list(self.case.tags),
         }
 
