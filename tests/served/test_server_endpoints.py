@@ -97,11 +97,14 @@ def test_what_cannot_be_told_is_refused(tiny_server: Served, path: str, body: An
     assert "count_tokens" in path or param is None or refusal(response)["param"] == param
 
 
-def test_an_api_that_is_not_served_is_501_and_says_so(module_server: Served) -> None:
-    refused = refusal(module_server.post("/v1/embeddings", input="a"), 501)
+@pytest.mark.parametrize(
+    ("path", "what"), [("/v1/embeddings", "embeddings"), ("/v1/rerank", "reranking"), ("/rerank", "reranking")]
+)
+def test_an_api_that_is_not_served_is_501_and_says_so(module_server: Served, path: str, what: str) -> None:
+    refused = refusal(module_server.post(path, input="a"), 501)
 
     assert refused["code"] == "not_supported"
-    assert "embeddings" in refused["message"]
+    assert what in refused["message"]
 
 
 @pytest.mark.parametrize("by", ["header", "answer"])

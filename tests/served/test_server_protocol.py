@@ -379,10 +379,12 @@ def test_a_body_that_is_no_json_object_is_refused(module_server: Served, body: b
     refusal(module_server.client.post(CHAT, content=body))
 
 
-def test_a_duplicate_key_is_fine_and_the_last_wins(module_server: Served) -> None:
-    response = module_server.client.post(COMPLETIONS, content=b'{"prompt": "a", "prompt": "b"}')
+def test_a_key_that_is_there_twice_is_refused_by_name(module_server: Served) -> None:
+    refused = refusal(module_server.client.post(COMPLETIONS, content=b'{"prompt": "a", "n": 1, "prompt": "b"}'))
+    inside = refusal(module_server.client.post(COMPLETIONS, content=b'{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}'))
 
-    assert response.json()["choices"][0]["text"] == "b"
+    assert refused["message"] == "the body has the key 'prompt' twice in one object: give it once"
+    assert "'1' twice" in inside["message"]
 
 
 def test_a_body_past_the_limit_is_413_and_the_client_sees_it(serve: Any) -> None:

@@ -86,6 +86,7 @@ def test_the_routes_that_exist_are_the_ones_the_test_above_knows() -> None:
         "/detokenize",
         "/apply-template",
         *(f"/v1/{first}{rest}" for first in NOT_SERVED for rest in ("", "/x")),
+        "/rerank",
         "/health",
         "/ready",
         "/metrics",

@@ -14,7 +14,7 @@ from pocketllm.engine.serving.answers.structured import may_compile
 from pocketllm.engine.serving.apis.calls import READERS, Call, streamed, whole
 from pocketllm.engine.serving.apis.openapi import openapi_document
 from pocketllm.engine.serving.apis.status_page import page_response, status_document
-from pocketllm.engine.serving.apis.text_routes import NOT_SERVED, TEXT_ROUTES, not_served
+from pocketllm.engine.serving.apis.text_routes import ALSO_AT_ROOT, NOT_SERVED, TEXT_ROUTES, not_served
 from pocketllm.engine.serving.failures import (
     Failure,
     RefusedError,
@@ -137,7 +137,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
         app.add_api_route(path, text_route(server, make), methods=["POST"], response_model=None)
     for first, what in NOT_SERVED.items():
         refuse = not_served_route(what)
-        for path in (f"/v1/{first}", f"/v1/{first}/{{rest:path}}"):
+        for path in (f"/v1/{first}", f"/v1/{first}/{{rest:path}}", *([f"/{first}"] if first in ALSO_AT_ROOT else [])):
             app.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], response_model=None)
 
 

@@ -23,6 +23,8 @@ NOT_SERVED = {
     "fine_tuning": "fine-tuning",
 }
 """First parts of OpenAI's paths after /v1/ that other servers answer, with a word for what they do."""
+ALSO_AT_ROOT = ("rerank",)
+"""Those that other servers answer without /v1, too."""
 
 
 class TokenizeText(Strict):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from typing import Any, NoReturn
 
 from starlette.requests import Request
@@ -44,13 +45,13 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no NaN or Infinity, at most MAX_DEPTH deep. Raises RequestError."""
+    """A JSON object, strictly: UTF-8, no NaN or Infinity, no key twice, at most MAX_DEPTH deep. Raises RequestError."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: byte {error.start} cannot be decoded") from error
     try:
-        value = json.loads(text, parse_constant=refuse_constant)
+        value = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         raise RequestError(f"the body is not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
@@ -72,6 +73,15 @@ def check_text(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise RequestError("the body holds half of a surrogate pair, which is no character") from error
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the body; RequestError for a key that is there twice: readers differ in which of the two counts."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise RequestError(f"the body has the key {twice[:80]!r} twice in one object: give it once")
+    return values
 
 
 def refuse_constant(name: str) -> NoReturn:
