@@ -54,6 +54,22 @@ def test_responses_have_a_reasoning_item_a_message_and_function_calls(server: Se
     ]
 
 
+def test_no_count_of_a_thoughts_tokens_is_made_up_and_null_is_the_default_in_force(
+    serve: Callable[..., Served],
+) -> None:
+    engine = ScriptedEngine()
+    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]
+    details = []
+    for answer in (ANSWER, "Yes."):
+        engine.loop.script = says(answer, 7)
+        found = serve(engine).post("/v1/responses", input=ASK, temperature=None, top_p=None).json()
+        details.append(found["usage"]["output_tokens_details"])
+
+        assert (found["temperature"], found["top_p"]) == (1.0, 1.0)
+
+    assert details == [{}, {"reasoning_tokens": 0}]
+
+
 def test_the_openai_client_gathers_calls_and_can_send_them_back(server: Served) -> None:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         with client.responses.stream(model="scripted", input=ASK, tools=FLAT) as stream:  # type: ignore[arg-type]

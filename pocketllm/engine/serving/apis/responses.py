@@ -80,16 +80,20 @@ class ResponseWriter:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "service_tier": "default",
             "store": False,
-            "temperature": extras.get("temperature", 1.0),
+            "temperature": in_force(extras.get("temperature")),
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": extras.get("top_p", 1.0),
+            "top_p": in_force(extras.get("top_p")),
             "truncation": "disabled",
-            "usage": None if usage is None else usage_document(usage),
+            "usage": None if usage is None else usage_document(usage, self._has_thought),
             "user": None,
         }
+
+    @property
+    def _has_thought(self) -> bool:
+        return any(part.kind is PartKind.THOUGHT for part in self._parts.all)
 
     def _events(self, event: PartEvent) -> Iterator[bytes]:
         part = event.part
@@ -155,12 +159,17 @@ ENDS = {False: "completed", True: "incomplete"}
 ID_STEMS = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
 
 
-def usage_document(usage: Usage) -> dict[str, Any]:
-    """Tokens in the Responses API's words."""
+def in_force(asked: float | None) -> float:
+    """A temperature or a top_p as it is used: null is the default."""
+    return 1.0 if asked is None else asked
+
+
+def usage_document(usage: Usage, has_thought: bool) -> dict[str, Any]:
+    """Tokens in the Responses API's words; those of a thought are not counted apart, so only their absence is told."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {} if has_thought else {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
