@@ -63,7 +63,7 @@ class EnginePlan:
     kv_bytes_per_token: int
     kv_bytes: int
     state_bytes: int
-    """Recurrent states of running requests and snapshots; 0 for a model that has none."""
+    """Recurrent states of running requests and snapshots, and logits of prompts' ends; 0 for a model without states."""
     scratch_bytes: int
     """What a step of the widest kind works in, beside weights and cache; an estimate from the header."""
     limits: Limits
@@ -113,7 +113,8 @@ def make_plan(
     states = num_state_slots(options, spec) * spec.bytes_per_sequence()
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
-    memory = plan_memory(options, context, per_token, weights + states, capability.memory_bytes, scratch)
+    ends = prompt_end_bytes(options, spec, checkpoint, capability)
+    memory = plan_memory(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch)
     if memory.reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
     return EnginePlan(
@@ -133,9 +134,11 @@ def make_plan(
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
         kv_bytes=memory.num_blocks * options.block_size * per_token,
-        state_bytes=states,
+        state_bytes=states + ends,
         scratch_bytes=scratch.of(memory.max_model_len),
-        limits=make_limits(options, memory, num_state_slots(options, spec), "copy_blocks" in capability.ops),
+        limits=make_limits(
+            options, memory, num_state_slots(options, spec), keeps_prompt_ends(options, spec, capability)
+        ),
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
@@ -271,10 +274,16 @@ class MemoryPlan:
     reasons: tuple[str, ...] = ()
 
 
+COPY = "copy_blocks"
+"""The op without which no end of a prompt is kept."""
+TABLES = ("token_embd.weight", "output.weight")
+"""Matrices with a row a token of the vocabulary."""
+
+
 def step_scratch(options: EngineOptions, checkpoint: Checkpoint, capability: BackendCapability) -> Scratch:
     """Rows in and out of the widest matrices, logits and a sampler's copy of them, and attention's scores."""
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) >= 2]
-    tables = [tensor.shape[0] for tensor in matrices if tensor.name in ("token_embd.weight", "output.weight")]
+    tables = [tensor.shape[0] for tensor in matrices if tensor.name in TABLES]
     widest = max((tensor.shape[-2] for tensor in matrices if tensor.shape[0] not in tables), default=0)
     rows = 4 * 4 * options.max_num_batched_tokens * widest  # in, two products, and what they become, in float32
     logits = 2 * 4 * options.max_num_seqs * max(tables, default=0)
@@ -345,12 +354,27 @@ def plan_memory(
     return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons))
 
 
+def keeps_prompt_ends(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> bool:
+    """Whether what the ends of prompts leave is kept, see `PromptEnds`."""
+    return bool(num_state_slots(options, spec)) and options.prefix_cache and COPY in capability.ops
+
+
+def prompt_end_bytes(
+    options: EngineOptions, spec: CacheSpec, checkpoint: Checkpoint, capability: BackendCapability
+) -> int:
+    """Bytes of the logits that are kept of prompts' ends: a row of float32 for each of max_num_seqs."""
+    if not keeps_prompt_ends(options, spec, capability):
+        return 0
+    rows = [checkpoint.tensors[name].shape[0] for name in TABLES if name in checkpoint.tensors]
+    return 4 * options.max_num_seqs * max(rows, default=0)
+
+
 def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
     """One for each running request, and as many for snapshots where prefixes are found again."""
     return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
 
 
-def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int, copies_blocks: bool) -> Limits:
+def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int, keeps_prompt_ends: bool) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -364,7 +388,7 @@ def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int
         max_queued_requests=options.max_queued_requests,
         prefix_cache=options.prefix_cache,
         num_state_slots=num_state_slots,
-        keeps_prompt_ends=bool(num_state_slots) and options.prefix_cache and copies_blocks,
+        keeps_prompt_ends=keeps_prompt_ends,
     )
 
 

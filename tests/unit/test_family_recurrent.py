@@ -111,6 +111,20 @@ def test_a_plan_counts_a_state_for_each_request_and_as_many_for_snapshots(tmp_pa
     assert [plan.state_bytes for plan in plans] == [6 * state, 3 * state]
 
 
+def test_a_plan_counts_the_logits_of_prompts_ends_where_they_are_kept(tmp_path: Path) -> None:
+    ops = find_family("qwen35").capability.required_ops | CAPABILITY.ops
+    options = EngineOptions(model="x", max_num_seqs=3)
+    with open_checkpoint(write_family(tmp_path / "x.gguf", TinyFamily("qwen35"))) as checkpoint:
+        without, kept = (
+            make_plan(options, find_family("qwen35"), replace(CAPABILITY, ops=having), checkpoint)
+            for having in (ops - {"copy_blocks"}, ops | {"copy_blocks"})
+        )
+        vocab = checkpoint.tensors["token_embd.weight"].shape[0]
+
+    assert (without.limits.keeps_prompt_ends, kept.limits.keeps_prompt_ends) == (False, True)
+    assert kept.state_bytes - without.state_bytes == 3 * vocab * 4
+
+
 # -- what is refused
 PATTERN = "it must say true or false for each layer"
 BAD: list[tuple[str, str, Any, str]] = [
