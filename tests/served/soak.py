@@ -13,6 +13,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -68,13 +69,13 @@ class Outcome:
         early, late = sorted(self.rss_mib[warm : warm + tenth]), sorted(self.rss_mib[-tenth:])
         return late[len(late) // 2] / early[len(early) // 2] - 1 if early and late else 0.0
 
-    def check(self) -> None:
-        """Add what only the end shows to the faults."""
+    def check(self, with_memory: bool = True) -> None:
+        """Add what only the end shows to the faults; a soak of seconds says nothing of memory."""
         if self.kv_usage_at_end != 0:
             self.faults.append(f"kv_cache_usage_perc is {self.kv_usage_at_end} with nothing running")
         if self.running_at_end != 0:
             self.faults.append(f"{self.running_at_end} requests run that nobody waits for")
-        if self.rss_growth > MAX_RSS_GROWTH:
+        if with_memory and self.rss_growth > MAX_RSS_GROWTH:
             self.faults.append(f"the server's memory grew by {self.rss_growth:.1%}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -276,18 +277,34 @@ async def soak(url: str, pid: int, seconds: float, num_clients: int, seed: int, 
     return outcome
 
 
-def start_server(model: str, options: list[str]) -> tuple[subprocess.Popen[str], str]:
-    """A server on a free port, once it is ready."""
+def start_server(model: str, options: list[str], errors: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A server on a free port, once it is ready, and its address. errors: a new file for its standard error.
+
+    A file and not a pipe: one that nobody reads fills, and the server waits.
+    """
     words = [sys.executable, "-m", "pocketllm", "serve", "--model", model, "--port", "0", "--served-model-name=soaked"]
-    process = subprocess.Popen([*words, *options], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    url = ""
-    for line in process.stderr:
-        if line.startswith("listening on "):
-            url = line.split()[-1]
-        if line.startswith("serving "):
+    with errors.open("wb") as file:
+        process = subprocess.Popen([*words, *options], stderr=file)
+    while process.poll() is None:
+        lines = errors.read_text(encoding="utf-8", errors="replace").splitlines()
+        if any(line.startswith("serving ") for line in lines):
+            [url] = [line.split()[-1] for line in lines if line.startswith("listening on ")]
             return process, url
-    raise SystemExit(f"the server ended with {process.wait()} before it was ready")
+        time.sleep(0.05)
+    raise SystemExit(f"the server ended with {process.returncode} before it was ready: {tail(errors)}")
+
+
+def stop_server(process: subprocess.Popen[bytes], errors: Path) -> list[str]:
+    """End a server; what is wrong with how it ended."""
+    process.terminate()
+    code = process.wait()
+    is_fine = code == 0 and "Traceback" not in errors.read_text(encoding="utf-8", errors="replace")
+    return [] if is_fine else [f"the server ended with {code}: {tail(errors)}"]
+
+
+def tail(errors: Path) -> str:
+    """The end of what a server said."""
+    return errors.read_text(encoding="utf-8", errors="replace")[-500:]
 
 
 def main() -> int:
@@ -303,14 +320,14 @@ def main() -> int:
     given = parser.parse_args()
     # a small cache is soon written all over: a large one would look like a leak until its last page is touched
     limits = ["--max-model-len", str(given.context), "--kv-cache-bytes", str(given.kv_cache_mib << 20)]
-    process, url = start_server(given.model, limits)
-    try:
-        outcome = asyncio.run(soak(url, process.pid, given.minutes * 60, given.clients, given.seed, given.context))
-    finally:
-        process.terminate()
-        errors = process.communicate()[1]
-    if process.returncode != 0 or "Traceback" in errors:
-        outcome.faults.append(f"the server ended with {process.returncode}: {errors[-500:]}")
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "stderr.txt"
+        process, url = start_server(given.model, limits, errors)
+        try:
+            outcome = asyncio.run(soak(url, process.pid, given.minutes * 60, given.clients, given.seed, given.context))
+        finally:
+            ended = stop_server(process, errors)
+    outcome.faults += ended
     outcome.check()
     text = json.dumps(outcome.as_dict(), indent=2)
     print(text)
