@@ -107,16 +107,16 @@ def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> 
 
 
 def parse_share(text: str, flag: str = "--margin") -> float:
-    """`1%` or `0.01` as 0.01; OptionError outside (0, 1)."""
+    """`1%` or `0.01` as 0.01; OptionError for no number, or one outside (0, 1)."""
     from pocketllm.errors import OptionError
 
     number = text.strip().removesuffix("%")
     try:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = 0.0
+    except ValueError as error:
+        raise OptionError(f"{flag} {text!r} is not a share such as 1% or 0.01") from error
     if not 0 < share < 1:
-        raise OptionError(f"{flag} {text!r} is not a share such as 1% or 0.01")
+        raise OptionError(f"{flag} {text!r} is out of range: a share is above 0% and below 100%")
     return share
 
 
