@@ -48,13 +48,18 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"--config {path} is not TOML: {error}") from error
-    known = {parameter.name for parameter in context.command.params if parameter.name not in ("config", "help")}
+    known = {parameter.name: parameter for parameter in context.command.params}
+    known = {name: parameter for name, parameter in known.items() if name not in ("config", "help")}
     named = {name.replace("-", "_"): value for name, value in values.items()}
     for name, value in named.items():
         if name not in known:
             raise OptionError(f"--config {path}: {name!r} is no option of pocketllm serve")
         if isinstance(value, dict):
             raise OptionError(f"--config {path}: {name} is a table; options are written without one")
+        try:
+            known[name].process_value(context, value)
+        except typer.BadParameter as error:
+            raise OptionError(f"--config {path}: {name} cannot be {value!r}: {error.message.rstrip('.')}") from error
     context.default_map = {**(context.default_map or {}), **named}
     return path
 

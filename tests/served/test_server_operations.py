@@ -385,6 +385,7 @@ def test_a_file_says_what_flags_would_and_flags_win(
         ("prot = 5", "'prot' is no option"),
         ("= 5", "is not TOML"),
         ("[port]\nx = 1", "port is a table"),
+        ('port = "x"', "serve.toml: port cannot be 'x'"),
         (None, "cannot be read"),
     ],
 )
