@@ -265,6 +265,12 @@ def test_keeping_a_record_prints_where_it_went_and_the_list_knows(folder: Path) 
     assert len(call("ls").stdout.splitlines()) == 2
 
 
+def test_a_file_that_is_no_record_is_not_looked_for_as_an_id(folder: Path) -> None:
+    (folder / "model.gguf").write_bytes(b"GGUF")
+
+    assert "./model.gguf is no run record: those are .parquet files" in call("show", "./model.gguf", expected=2).stderr
+
+
 def test_what_must_not_be_kept_is_refused_with_exit_code_2(folder: Path) -> None:
     invalid = bench(valid=False)
     incomplete = RecordWriter("golden", {"device_class": "cpu", "model": MODEL}, record_dir()).run_id
@@ -273,6 +279,12 @@ def test_what_must_not_be_kept_is_refused_with_exit_code_2(folder: Path) -> None
     assert "incomplete" in call("keep", incomplete, "--force", expected=2).stderr
     assert "no record's id begins with 'QQ'" in call("keep", "QQ", expected=2).stderr
     assert call("keep", invalid, "--force").stdout.startswith("records/bench/")
+
+
+def test_a_path_longer_than_a_line_stays_whole() -> None:
+    path = "/home/someone/.cache/" + "a-long-name/" * 6 + "model.gguf"
+
+    assert path in "\n".join(layout.facts(("cached", path), ("size", "3 MB")))
 
 
 def test_a_table_wider_than_80_columns_cuts_its_widest_column() -> None:

@@ -30,8 +30,10 @@ def wrap(text: str) -> list[str]:
 
 
 def fold(text: str, first: str, rest: str) -> list[str]:
-    """A text in lines of 80; names with hyphens stay whole."""
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    """A text in lines of 80, cut between words only: names and paths stay whole, to be copied, even where longer."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def join_pairs(values: Any, separator: str = "=", skip: Sequence[str] = ()) -> str:
