@@ -180,6 +180,19 @@ def test_what_is_wrong_with_tools_is_named(server: Served, body: dict[str, Any],
     assert response.json()["error"]["param"] == param
 
 
+def test_a_forced_call_that_max_tokens_cuts_before_its_arguments_is_a_length_and_no_content(server: Served) -> None:
+    server.engine.loop.script = says('<tool_call>\n{"name":', reason=FinishReason.LENGTH)
+    forced = {"tools": TOOLS, "tool_choice": "required"}
+    streams = streamed(server, **forced)
+    [choice] = server.post(CHAT, messages=ASK, **forced).json()["choices"]
+    free = streamed(server, tools=TOOLS)
+
+    assert (streams["content"], streams["calls"], streams["reasons"]) == ("", {}, ["length"])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert "tool_calls" not in choice["message"]
+    assert free["content"] == '<tool_call>\n{"name":'
+
+
 def test_a_forced_call_is_asked_of_the_engine_as_a_grammar(server: Served) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         server.post(CHAT, messages=ASK, tools=TOOLS, tool_choice=choice)
