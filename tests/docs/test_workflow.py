@@ -41,7 +41,12 @@ def make(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.Comple
     """Run make with the environment of the tests in place of its own."""
     done = [word for target in SETUP for word in ("-o", target)]
     command = ["make", "--no-print-directory", *done, f"BIN={Path(sys.executable).parent}", *words]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "MAKE", "MFLAGS"))}
+    # what was said to the make that these tests run under, such as PYTEST=…, is in the environment too
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GITHUB_", "MAKE", "MFLAGS")) and name != "PYTEST"
+    }
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env={**clean, **environment})
 
 

@@ -104,7 +104,7 @@ def serving(server: Server) -> Iterator[str]:
             if "cache" in self.path:
                 server.posted.append(self.path)
                 return self.reply(server.resets[0], [server.resets[1].encode()])
-            server.clients.append(self.client_address)
+            server.clients.append(self)
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             return self.reply(*server.post(body))
 

@@ -258,10 +258,10 @@ def operations(series: Series, paint: Paint) -> str:
             f"rates: {clip(series.arms[0], 20)}"
         )
     part = series.arms[:2]
-    heads = "".join(f" {clip(arm, 10) + ', µs':>14}" for arm in part)
+    heads = "".join(f" {clip(arm, 8) + ', µs':>12}" for arm in part)
     lines.append(paint(f"{'case':<29}{heads} {'GB/s':>7} {'of read':>7} {'GFLOP/s':>8}", "dim"))
     for case, costs in series.operations().items():
-        numbers = "".join(f" {'n/a' if arm not in costs else figure(1e6 * costs[arm]):>14}" for arm in part)
+        numbers = "".join(f" {'n/a' if arm not in costs else figure(1e6 * costs[arm]):>12}" for arm in part)
         known, cost = cases.get(case), costs.get(part[0])
         if known and cost:
             gbs = known["bytes"] / cost / 1e9
