@@ -56,7 +56,7 @@ class Server:
         """
         self._keeps_log = log_path is not None
         if log_path is None:
-            log = tempfile.NamedTemporaryFile(prefix="pocketllm-serve-", suffix=".log", delete=False)  # noqa: SIM115
+            log = tempfile.NamedTemporaryFile(prefix="pocketllm-serve-", suffix=".log", delete=False)  # noqa: SIM115  # open as long as the server
             self.log_path = Path(log.name)
         else:
             log = log_path.open("wb")  # type: ignore[assignment]  # both are binary files

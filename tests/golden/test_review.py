@@ -34,7 +34,7 @@ TURNED = replace(
 
 
 def shown(new: Answer, old: Answer | None = ANSWER, width: int = 80) -> str:
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115  # the console writes to it until the test ends
     console.print(page(Proposed(CHAT, CHAT, new, old), lambda token_id: f"<{token_id}>"))
     return console.export_text()
 
@@ -77,7 +77,7 @@ def test_a_changed_request_is_shown(tmp_path: Path) -> None:
     folder.write_answer(replace(ANSWER, request_sha256=longer.request_sha256))
 
     [one] = proposals(folder, KEY)
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115  # the console writes to it until the test ends
     console.print(page(one, str))
 
     assert "the request was changed" in (text := console.export_text())

@@ -279,7 +279,7 @@ def test_layers_that_rotate_like_those_of_the_other_kind_are_seen(other: Path) -
 
 def test_a_magnitude_of_yarn_is_seen(other: Path) -> None:
     driver = Driver(other)
-    longer: Op = lambda right, inv_freq, positions, magnitude: right(inv_freq, positions, 1.277)  # noqa: E731
+    longer: Op = lambda right, inv_freq, positions, magnitude: right(inv_freq, positions, 1.277)  # noqa: E731  # its type is said beside it, or it is one expression
     driver.model = replace(driver.model, ops=Mistaken(driver.ops, {"rope_angles": longer}))
 
     assert error(driver) > 10 * TOLERANCE

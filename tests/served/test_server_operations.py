@@ -101,7 +101,7 @@ def test_a_body_that_does_not_come_is_408(serve: Callable[..., Served]) -> None:
 def test_prompt_tokens_that_wait_are_bounded_and_an_empty_queue_takes_any_prompt(serve: Callable[..., Served]) -> None:
     engine = ScriptedEngine()
     gate = threading.Event()
-    engine.loop.submit = waiting_until(gate, engine.loop.submit)  # type: ignore[method-assign]
+    engine.loop.submit = waiting_until(gate, engine.loop.submit)  # type: ignore[method-assign]  # replaced for this test
     server = serve(engine, ServerSettings(max_queued_tokens=20))
     first = threading.Thread(target=lambda: server.complete("x" * 100))
     first.start()
@@ -154,7 +154,7 @@ def test_a_model_that_does_not_run_is_told_instead_of_served() -> None:
             return True
 
     engine = ScriptedEngine()
-    engine.loop = Broken()  # type: ignore[assignment]
+    engine.loop = Broken()  # type: ignore[assignment]  # replaced for this test
     with pytest.raises(MachineError, match="does not run: the forward pass failed"):
         warm_up(engine)
 

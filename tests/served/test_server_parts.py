@@ -25,7 +25,7 @@ MESSAGE = {"model": "scripted", "max_tokens": 500, "messages": ASK, "tools": CLA
 @pytest.fixture(params=[1, 7, 1000])
 def server(serve: Callable[..., Served], request: pytest.FixtureRequest) -> Served:
     engine = ScriptedEngine()
-    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]
+    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]  # this engine has a template
     engine.loop.script = says(ANSWER, request.param)
     return serve(engine)
 
@@ -58,7 +58,7 @@ def test_no_count_of_a_thoughts_tokens_is_made_up_and_null_is_the_default_in_for
     serve: Callable[..., Served],
 ) -> None:
     engine = ScriptedEngine()
-    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]
+    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]  # this engine has a template
     details = []
     for answer in (ANSWER, "Yes."):
         engine.loop.script = says(answer, 7)
@@ -72,14 +72,14 @@ def test_no_count_of_a_thoughts_tokens_is_made_up_and_null_is_the_default_in_for
 
 def test_the_openai_client_gathers_calls_and_can_send_them_back(server: Served) -> None:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        with client.responses.stream(model="scripted", input=ASK, tools=FLAT) as stream:  # type: ignore[arg-type]
+        with client.responses.stream(model="scripted", input=ASK, tools=FLAT) as stream:  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
             for _ in stream:
                 pass
             final = stream.get_final_response()
         calls = [item for item in final.output if item.type == "function_call"]
         back: list[Any] = [*ASK, *(item.model_dump(exclude_none=True) for item in final.output)]
         back += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-        client.responses.create(model="scripted", input=back, tools=FLAT)  # type: ignore[arg-type]
+        client.responses.create(model="scripted", input=back, tools=FLAT)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
     prompt = bytes(server.engine.loop.submitted[-1].prompt_token_ids).decode()
 
     assert [call.name for call in calls] == ["weather", "now"]

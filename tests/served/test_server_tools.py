@@ -40,7 +40,7 @@ def says(text: str, size: int = 3, reason: FinishReason = FinishReason.STOP) -> 
 @pytest.fixture
 def server(serve: Callable[..., Served]) -> Served:
     engine = ScriptedEngine()
-    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]
+    engine.chat_template.source = "<tool_call> <think></think>"  # type: ignore[union-attr]  # this engine has a template
     return serve(engine)
 
 
@@ -228,8 +228,8 @@ def test_descriptions_never_reach_the_grammar(server: Served) -> None:
 
 def test_a_thought_opened_by_the_prompt_is_told_apart(serve: Callable[..., Served]) -> None:
     engine = ScriptedEngine()
-    engine.chat_template.source = "<think>\n</think>"  # type: ignore[union-attr]
-    engine.chat_template.render = lambda messages, **more: "user: hi\n<think>\n"  # type: ignore[method-assign,union-attr]
+    engine.chat_template.source = "<think>\n</think>"  # type: ignore[union-attr]  # this engine has a template
+    engine.chat_template.render = lambda messages, **more: "user: hi\n<think>\n"  # type: ignore[method-assign,union-attr]  # replaced for this test
     server = serve(engine)
     engine.loop.script = says("hm, hm\n</think>\n\nYes.", 2)
 

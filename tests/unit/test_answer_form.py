@@ -25,7 +25,7 @@ def form_of(source: str, prompt: str, tokenizer: ByteTokenizer, **fields: Any) -
         StructuredFields(**{k: v for k, v in fields.items() if k == "response_format"}),
         ToolFields(**{k: v for k, v in fields.items() if k != "response_format"}),
     )
-    return chat_form(body, offered(tools), SimpleNamespace(source=source), prompt, tokenizer)  # type: ignore[arg-type]
+    return chat_form(body, offered(tools), SimpleNamespace(source=source), prompt, tokenizer)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
 
 def takes(form: ChatForm, tokenizer: ByteTokenizer, text: str) -> bool:
@@ -97,7 +97,7 @@ def test_the_command_line_holds_an_answer_as_the_server_does() -> None:
     tokenizer = ByteTokenizer()
     template: Any = SimpleNamespace(source=THINKS)
     served = form_of(THINKS, "<think>", tokenizer, response_format=FORMAT)
-    held = held_after_thought(constraint.json_schema({"type": "boolean"}), template, "<think>", tokenizer)  # type: ignore[arg-type]
+    held = held_after_thought(constraint.json_schema({"type": "boolean"}), template, "<think>", tokenizer)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
     assert held == served.constraint
 

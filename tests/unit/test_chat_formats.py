@@ -109,7 +109,7 @@ def parts_of(
     text: str, chat_format: ChatFormat, cuts: tuple[int, ...] = (), thought: Thought | None = None, **options: object
 ) -> list[Part]:
     """The parts of a text that comes in pieces."""
-    splitter = AnswerSplitter(chat_format, thought, options.pop("tools", TOOLS), **options)  # type: ignore[arg-type]
+    splitter = AnswerSplitter(chat_format, thought, options.pop("tools", TOOLS), **options)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts: list[Part] = []
     for begin, end in pairwise(places):

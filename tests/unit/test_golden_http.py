@@ -391,7 +391,7 @@ def test_a_server_that_has_ended_already_is_not_judged() -> None:
     server.exit_code = -9
     client: Any = ScriptedClient(IDLE)
 
-    assert isinstance(check_shutdown(server, client, CHAT, ANSWER, timeout_s=0), NotJudged)  # type: ignore[arg-type]
+    assert isinstance(check_shutdown(server, client, CHAT, ANSWER, timeout_s=0), NotJudged)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
 
 def test_a_server_that_cuts_the_running_answer_is_a_regression() -> None:

@@ -42,7 +42,7 @@ PLAN = SimpleNamespace(
 
 
 def subject(**changes: Any) -> Subject:
-    return Subject("smollm", Path("smollm.gguf"), {**MODEL, **changes}, PLAN, EngineOptions())  # type: ignore[arg-type]
+    return Subject("smollm", Path("smollm.gguf"), {**MODEL, **changes}, PLAN, EngineOptions())  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
 
 class ScriptedEntryPoint:
@@ -378,7 +378,7 @@ def test_the_report_fits_80_columns_and_tells_each_finding_once(
 
     play(monkeypatch, replace(SERVED, finish_reason="length"))
     report = run(tmp_path)
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115  # the console writes to it until the test ends
     show(report, console)
     text = console.export_text()
 

@@ -555,7 +555,7 @@ def test_a_record_that_finds_no_room_to_begin_leaves_nothing(tmp_path: Path, mon
 def test_a_disk_that_fills_while_a_run_goes_on_keeps_what_was_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RecordError, match=r"cannot write .*: No space left on device"):  # noqa: PT012, SIM117
+    with pytest.raises(RecordError, match=r"cannot write .*: No space left on device"):  # noqa: PT012, SIM117  # the limit must hold around it all
         with RecordWriter("golden", DOCUMENT, tmp_path) as record:
             record.append(ROW)
             monkeypatch.setattr(os, "fsync", full)

@@ -251,7 +251,7 @@ def test_penalties_act_on_greedy_requests_and_count_what_was_drawn() -> None:
 
 
 def test_a_bias_forces_and_forbids_and_logprobs_are_those_before_it() -> None:
-    params = SamplingParams(temperature=0, logit_bias={2: 100, 1: -100}, logprobs=1)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0, logit_bias={2: 100, 1: -100}, logprobs=1)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
     token_id, logprobs = Sampler(params, 0).sample(logits(1, 2, 0))
 
     assert token_id == 2

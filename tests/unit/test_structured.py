@@ -255,7 +255,7 @@ def test_what_takes_longer_than_allowed_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiler_module, "MAX_COMPILE_S", 0.0)
 
     with pytest.raises(RequestError, match="the limit is 0 s"):
-        GrammarCompiler(TOKENIZER).matcher(constraint.regex("a+"))  # type: ignore[arg-type]
+        GrammarCompiler(TOKENIZER).matcher(constraint.regex("a+"))  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
 
 def test_a_constraint_is_compiled_once_and_its_matchers_are_independent() -> None:
@@ -309,7 +309,7 @@ def run(held: Constraint | None, **params: object) -> tuple[str, FinishEvent]:
     loop, _, _ = fake_loop()
     events: list[Event] = []
     values = {"max_tokens": 20, "temperature": 0.0, **params}
-    loop.submit(Request("r", [1, 2, 3], SamplingParams(constraint=held, **values)), events.append)  # type: ignore[arg-type]
+    loop.submit(Request("r", [1, 2, 3], SamplingParams(constraint=held, **values)), events.append)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
     while loop.step():
         pass
     end = events[-1]
@@ -399,7 +399,7 @@ def test_a_tokenizer_that_fails_and_a_library_that_panics_end_one_request_at_mos
 
 def test_a_bare_schema_is_not_taken_for_a_constraint() -> None:
     with pytest.raises(RequestError, match=r"engine\.structured\.constraint"):
-        SamplingParams(constraint={"type": "object"})  # type: ignore[arg-type]
+        SamplingParams(constraint={"type": "object"})  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
 
 
 def test_a_preempted_answer_goes_on_in_its_grammar() -> None:
@@ -444,8 +444,8 @@ def test_a_file_of_the_command_line_is_read_or_refused(tmp_path: Path) -> None:
     schema.write_text('{"type": "boolean"}')
     latin.write_bytes(b'root ::= "\xe9"')
 
-    assert takes(read_constraint(schema, None, None), "true")  # type: ignore[arg-type]
-    assert takes(read_constraint(None, None, "ab"), "ab")  # type: ignore[arg-type]
+    assert takes(read_constraint(schema, None, None), "true")  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
+    assert takes(read_constraint(None, None, "ab"), "ab")  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
     assert read_constraint(None, None, None) is None
     with pytest.raises(OptionError, match="not UTF-8"):
         read_constraint(None, latin, None)

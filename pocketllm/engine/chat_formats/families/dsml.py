@@ -44,7 +44,7 @@ def body(lark: Lark, tool: Tool) -> str:
 
 def made(name: str, block: str, *signs: str) -> ChatFormat:
     """The format with one name of the block; signs: what tells it from the other, templates keep MARK in a variable."""
-    begin: Callable[[str], str] = lambda tool: f'{INVOKE}{tool}">\n'  # noqa: E731
+    begin: Callable[[str], str] = lambda tool: f'{INVOKE}{tool}">\n'  # noqa: E731  # its type is said beside it, or it is one expression
     # the trigger begins with the token: what stands before that cannot be told from other text
     trigger = f"{MARK}{block}>"
     spelling = Spelling(begin, f"</{MARK}invoke>\n", body, f"<{trigger}\n", "", f"</{trigger}", trigger)
