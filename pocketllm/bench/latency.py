@@ -168,19 +168,6 @@ def achieved_concurrency(requests: Sequence[Timed]) -> float | None:
     return sum(e2el_s(request) or 0.0 for request in requests) / window if window else None
 
 
-def peak_in_flight(requests: Sequence[Timed]) -> int:
-    """Most requests in flight at one moment, as the client saw it."""
-    served = [request for request in requests if request.chunk_t_ns]
-    changes = sorted(
-        [*((request.t_send_ns, 1) for request in served), *((request.chunk_t_ns[-1], -1) for request in served)]
-    )
-    most = now = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
-
-
 def is_good(request: Timed, slos: Mapping[str, float]) -> bool:
     """Whether a request succeeded within every limit (ttft, tpot, e2el); a request without a TPOT meets that one."""
     values = {"ttft": ttft_s(request), "tpot": tpot_s(request) or 0.0, "e2el": e2el_s(request)}
@@ -188,12 +175,6 @@ def is_good(request: Timed, slos: Mapping[str, float]) -> bool:
     return request.error is None and all(
         value is not None and value <= limit for value, limit in zip(found, slos.values(), strict=True)
     )
-
-
-def goodput_per_s(requests: Sequence[Timed], slos: Mapping[str, float]) -> float | None:
-    """Requests a second that meet every limit."""
-    window = window_s(requests)
-    return sum(is_good(request, slos) for request in requests) / window if window else None
 
 
 @dataclass(frozen=True)

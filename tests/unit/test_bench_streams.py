@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from pocketllm.bench.arm import make_arms
-from pocketllm.bench.latency import peak_in_flight
-from pocketllm.bench.scenarios.prompts import make_ask
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.rig import open_rig
 from pocketllm.bench.targets.streams import LagWatch, run_load
 from pocketllm.engine.options import EngineOptions
+from tests.asks import make_ask, peak_in_flight
 
 
 def ask(name: str, offset_s: float | None = None) -> Ask:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pocketllm.bench.arm import make_arms
 from pocketllm.bench.latency import slot_values, ttft_s
-from pocketllm.bench.scenarios.prompts import make_ask, prompt_text
+from pocketllm.bench.scenarios.prompts import prompt_text
 from pocketllm.bench.targets.contract import Ask, Sample
 from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget, StreamReader
 from pocketllm.bench.targets.rig import api_key, has_tensors_of, open_rig
@@ -25,6 +25,7 @@ from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import histogram
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import NotJudgedError, OptionError
+from tests.asks import make_ask
 
 ASK = Ask("x", (1, 2, 3, 4), "one two three four", 3)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import schema
+from pocketllm.evidence.columns import COMMON_COLUMNS
 from pocketllm.evidence.store import RecordWriter, read_frame, read_record
 
 BENCH_ROW_OF_THE_DESIGN = """run_id, schema, kind, arm, arm_role, arm_sha256, start, superblock, block, slot, position,
@@ -117,7 +118,7 @@ VALUES = {
     "list<int64>": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
     "list<int32>": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4),
 }
-OWN = frozenset(schema.COMMON_COLUMNS)
+OWN = frozenset(COMMON_COLUMNS)
 ROWS = st.fixed_dictionaries(
     {},
     optional={name: st.none() | VALUES[kind] for name, kind in schema.COLUMNS["bench"].items() if name not in OWN},

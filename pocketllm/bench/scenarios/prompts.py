@@ -51,11 +51,6 @@ def ask_of(planned: Planned, encode: Encode, decode: Decode) -> Ask:
     return Ask(planned.salt, ids, decode(ids), planned.n_out, planned.offset_s, planned.json_schema)
 
 
-def make_ask(salt: str, n_prompt: int, max_tokens: int, encode: Encode, decode: Decode) -> Ask:
-    """A request of exactly n_prompt prompt tokens: a longer text cut by token ids."""
-    return ask_of(Planned(salt, n_prompt, max_tokens), encode, decode)
-
-
 def text_ids(salt: str, count: int, encode: Encode) -> tuple[int, ...]:
     """Exactly `count` token ids of salted text; OptionError when the tokenizer cannot make them."""
     words = int(count * WORDS_PER_TOKEN) + 16
