@@ -223,7 +223,8 @@ def test_penalties_are_those_of_their_plain_statement(
         penalties.append(token_id)
 
     adjusted = values.copy()
-    penalties.apply(adjusted)
+    for edit in penalties.edits():
+        edit.apply(adjusted)
     np.testing.assert_array_equal(adjusted, plainly(values, prompt, answer, params))
 
 
@@ -239,7 +240,8 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     expected = processors.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt]), torch.from_numpy(values)[None])
 
     adjusted = values.copy()
-    Penalties(SamplingParams(repetition_penalty=1.3), prompt).apply(adjusted)
+    [edit] = Penalties(SamplingParams(repetition_penalty=1.3), prompt).edits()
+    edit.apply(adjusted)
     np.testing.assert_array_equal(adjusted, expected[0].numpy())
 
 

@@ -43,7 +43,8 @@ class Letters(FakeTokenizer):
 
 def adjusted(adjustment: Any, size: int = 32) -> Logits:
     row = np.zeros(size, np.float32)
-    adjustment.apply(row)
+    for edit in adjustment.edits():
+        edit.apply(row)
     return row
 
 

@@ -82,13 +82,6 @@ class Matcher:
             raise ConstraintError(self._dead_end())
         return self._allowed
 
-    def apply(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The logits with -inf where the grammar forbids a token, as a new row. logits: [vocab]."""
-        allowed = self.allowed()[: len(logits)]
-        masked = np.full_like(logits, -np.inf)
-        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed)
-        return masked
-
     def accept(self, token_id: int) -> None:
         """The answer has one more token, one of those that were allowed. Raises ConstraintError where it ends amiss."""
         self._allowed = None

@@ -9,10 +9,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.backends.api.drawing import Edit
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.errors import RequestError
-
-Logits = npt.NDArray[np.float32]
 
 
 class WordTokenizer(Protocol):
@@ -41,10 +40,15 @@ class Bans:
         self._min_tokens = params.min_tokens
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(tokenizer.eos_token_ids))
         self._end_ids = np.array(sorted(ends), np.int64)
-        self._allowed_ids = np.array(sorted(set(params.allowed_token_ids)), np.int64)
+        self._allowed_ids = sorted(set(params.allowed_token_ids))
         self._words = bad_word_ids(params.bad_words, tokenizer)
         self._answer: list[int] = []
         self._check(ends, tokenizer.vocab_size)
+        self.allowed: npt.NDArray[np.bool_] | None = None
+        """[vocab] the only tokens that may be drawn; None: all."""
+        if self._allowed_ids:
+            self.allowed = np.zeros(tokenizer.vocab_size, np.bool_)
+            self.allowed[self._allowed_ids] = True
 
     @staticmethod
     def are_asked_for(params: SamplingParams) -> bool:
@@ -52,28 +56,24 @@ class Bans:
         return bool(params.min_tokens or params.allowed_token_ids or params.bad_words)
 
     def _check(self, ends: set[int], vocab_size: int) -> None:
-        if len(self._allowed_ids) and not 0 <= self._allowed_ids[0] <= self._allowed_ids[-1] < vocab_size:
+        if self._allowed_ids and not 0 <= self._allowed_ids[0] <= self._allowed_ids[-1] < vocab_size:
             raise RequestError(
                 f"allowed_token_ids has an id outside the vocabulary (0 to {vocab_size - 1})", param="allowed_token_ids"
             )
-        if len(self._allowed_ids) and self._words:
+        if self._allowed_ids and self._words:
             raise RequestError("allowed_token_ids and bad_words cannot be combined", param="bad_words")
-        left = set(self._allowed_ids.tolist()) or set(range(vocab_size))
+        left = set(self._allowed_ids) or set(range(vocab_size))
         left -= {word[-1] for word in self._words}
         if not left - (ends if self._min_tokens else set()):
             raise RequestError("these bans leave no token to draw", param="allowed_token_ids")
 
-    def apply(self, logits: Logits) -> None:
-        """Ban in place. logits: [vocab]."""
-        if len(self._allowed_ids):
-            kept = logits[self._allowed_ids]
-            logits.fill(-np.inf)
-            logits[self._allowed_ids] = kept
-        for *before, last in self._words:
-            if not before or self._answer[-len(before) :] == before:
-                logits[last] = -np.inf
+    def edits(self) -> list[Edit]:
+        """What must not be drawn now, among the allowed tokens."""
+        banned = {last for *before, last in self._words if not before or self._answer[-len(before) :] == before}
+        ids = np.array(sorted(banned), np.int64)
         if len(self._answer) < self._min_tokens:
-            logits[self._end_ids] = -np.inf
+            ids = np.union1d(ids, self._end_ids)
+        return [Edit(ids, np.full(len(ids), -np.inf, np.float32))] if len(ids) else []
 
     def append(self, token_id: int) -> None:
         """The answer has one more token."""

@@ -13,10 +13,10 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.backends.api.drawing import Edit
 from pocketllm.engine.lifecycle.sampling.bans import WordTokenizer
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 
-Logits = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
 LARGEST_LOG = 80.0
@@ -44,8 +44,8 @@ class Dry:
         """Whether it would change a logit."""
         return params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
 
-    def apply(self, logits: Logits) -> None:
-        """Subtract the penalties in place. logits: [vocab]."""
+    def edits(self) -> list[Edit]:
+        """What is to be subtracted now."""
         params, size = self._params, len(self._tokens)
         start = 0 if self._window is None else max(0, size - self._window)
         matches = np.minimum(self._matches[start : size - 1], np.arange(1, size - start))
@@ -54,10 +54,13 @@ class Dry:
         for token_id, length in zip(self._tokens[start + 1 + places].tolist(), matches[places].tolist(), strict=True):
             longest[token_id] = max(length, longest.get(token_id, 0))
         most = LARGEST_LOG / log(params.dry_base) if params.dry_base > 1.000001 else float("inf")
-        for token_id, length in longest.items():
-            if not self._is_breaker(token_id):
-                power = params.dry_base ** min(length - params.dry_allowed_length, most)
-                logits[token_id] -= np.float32(params.dry_multiplier * power)
+        penalties = {
+            token_id: params.dry_multiplier * params.dry_base ** min(length - params.dry_allowed_length, most)
+            for token_id, length in longest.items()
+            if not self._is_breaker(token_id)
+        }
+        ids = np.fromiter(penalties.keys(), np.int64, len(penalties))
+        return [Edit(ids, -np.fromiter(penalties.values(), np.float32, len(penalties)))] if penalties else []
 
     def append(self, token_id: int) -> None:
         """The text has one more token."""

@@ -1,4 +1,4 @@
-"""What a request changes in its logits before they are filtered: bias and penalties; numpy, one row at a time.
+"""What a request changes in its logits before they are filtered: bias and penalties.
 
 Semantics and order are vLLM's. First `logit_bias` is added; then `repetition_penalty` (Keskar et al. 2019) divides
 logits above 0 and multiplies the others, for every token of prompt and answer; then `frequency_penalty` times the count
@@ -9,11 +9,9 @@ and reported log-probabilities are those of the logits before.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from pocketllm.engine.backends.api.drawing import Edit
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
-
-Logits = npt.NDArray[np.float32]
 
 
 class Penalties:
@@ -35,16 +33,19 @@ class Penalties:
         has_penalty = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         return has_penalty or bool(params.logit_bias)
 
-    def apply(self, logits: Logits) -> None:
-        """Change the logits to choose from, in place. logits: [vocab]."""
+    def edits(self) -> list[Edit]:
+        """What they change now, one after another."""
         params = self._params
-        logits[self._bias_ids] += self._bias
+        found = []
+        if len(self._bias_ids):
+            found.append(Edit(self._bias_ids, self._bias))
         if params.repetition_penalty != 1.0:
-            seen = logits[self._seen_ids]
-            factor = np.float32(params.repetition_penalty)
-            logits[self._seen_ids] = np.where(seen > 0, seen / factor, seen * factor)
+            factors = np.full(len(self._seen_ids), params.repetition_penalty, np.float32)
+            found.append(Edit(self._seen_ids, factors, divides=True))
         fall = np.float32(params.frequency_penalty) * self._answer_counts + np.float32(params.presence_penalty)
-        logits[self._answer_ids] -= fall
+        if fall.any():
+            found.append(Edit(self._answer_ids, -fall))
+        return found
 
     def append(self, token_id: int) -> None:
         """The answer has one more token."""

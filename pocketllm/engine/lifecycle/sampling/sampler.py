@@ -1,4 +1,5 @@
-"""Draws the next token of one row from that request's own random stream; numpy, no global state.
+"""Draws the next token of one row from that request's own random stream, or says how a device is to; numpy, no global
+state.
 
 A row's token depends on its logits, its parameters, its seed and the tokens before it, and on nothing else: not on its
 neighbors in the batch, and not on having been preempted and recomputed.
@@ -10,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.backends.api.drawing import FORBIDDEN, Draw, Drawn, Edit
 from pocketllm.engine.lifecycle.sampling.bans import Bans, WordTokenizer
 from pocketllm.engine.lifecycle.sampling.dry import Dry
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates, relative_weights, without_top_choices
@@ -27,8 +29,8 @@ STRIDE = 256
 class Adjustment(Protocol):
     """Changes one request's logits before they are filtered, knowing the answer so far."""
 
-    def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        """Change a row in place."""
+    def edits(self) -> list[Edit]:
+        """The changes for the next token, one after another."""
 
     def append(self, token_id: int) -> None:
         """The answer has one more token."""
@@ -68,36 +70,97 @@ class Sampler:
         self.params = params
         self.matcher = matcher
         self._adjustments = adjustments(params, prompt_token_ids, tokenizer)
+        self._only = next((one.allowed for one in self._adjustments if isinstance(one, Bans)), None)
         self._mirostat = Mirostat(params) if params.mirostat else None
         # numpy takes no negative seed: a signed one is read as its 64 bits
         self._random = np.random.Generator(np.random.PCG64(seed % 2**64))
 
     def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
+        """`choose`, then `accept`."""
+        token_id, logprobs = self.choose(logits)
+        self.accept(token_id)
+        return token_id, logprobs
+
+    def choose(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
         """The next token and, when asked for, its log-probabilities. logits: [vocab].
 
         Raises FloatingPointError when the logits name no distribution (NaN or +inf among them, or all -inf), and
         ConstraintError when the constraint leaves no token.
         """
-        adjusted = logits
-        if self._adjustments:
-            adjusted = logits.copy()
-            for adjustment in self._adjustments:
-                adjustment.apply(adjusted)
-        if self.matcher is not None:
-            adjusted = self.matcher.apply(adjusted)
+        adjusted, allowed, edits = logits, self._allowed(), self._edits()
+        if allowed is not None:
+            adjusted = only(adjusted, allowed)
+        elif edits:
+            adjusted = adjusted.copy()
+        for edit in edits:
+            edit.apply(adjusted)
         token_id = int(np.argmax(adjusted))  # the first NaN, if there is one; else the lowest id of the largest
         if not np.isfinite(adjusted[token_id]):
-            if self.matcher is not None and np.isfinite(logits.max()):
-                raise ConstraintError("the grammar allows only tokens that the request's other fields ban")
-            raise FloatingPointError("the model gave logits that are not finite")
+            raise self._refusal(is_model_sound=bool(np.isfinite(logits.max())))
         if not self.params.is_greedy:
             token_id = self._draw(adjusted)
+        count = self.params.logprobs
+        return token_id, None if count is None else token_logprobs(logits, token_id, count)
+
+    def accept(self, token_id: int) -> None:
+        """The answer has one more token. Raises ConstraintError where the constraint cannot go on from it."""
         for adjustment in self._adjustments:
             adjustment.append(token_id)
         if self.matcher is not None:
             self.matcher.accept(token_id)
-        count = self.params.logprobs
-        return token_id, None if count is None else token_logprobs(logits, token_id, count)
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether `draw` can say how the next token is drawn: the distribution itself, top-k, top-p and min-p."""
+        params = self.params
+        is_more = params.typical_p < 1.0 or params.xtc_probability > 0 or self._mirostat is not None
+        return params.is_greedy or not is_more
+
+    def draw(self, row: int) -> Draw:
+        """What `choose` does with that row of logits, for a device to do; raises what it does before it looks at them.
+
+        The random number is the one that `choose` would use; what a device sums in another order, or rounds otherwise,
+        can make another token of it only where the number lies within that rounding of an edge between two tokens.
+        """
+        params, allowed, edits = self.params, self._allowed(), tuple(self._edits())
+        if params.is_greedy:
+            return Draw(row, allowed=allowed, edits=edits, num_logprobs=params.logprobs)
+        return Draw(
+            row,
+            allowed=allowed,
+            edits=edits,
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            share=self._random.random(),
+            num_logprobs=params.logprobs,
+        )
+
+    def drawn(self, result: Drawn) -> tuple[int, TokenLogprobs | None]:
+        """What a device made of `draw`; raises what `choose` would have raised."""
+        if result.token_id < 0:
+            raise self._refusal(is_model_sound=result.token_id == FORBIDDEN)
+        if self.params.logprobs is None:
+            return result.token_id, None
+        return result.token_id, TokenLogprobs(result.logprob, result.top_ids, result.top_logprobs)
+
+    def _allowed(self) -> npt.NDArray[np.bool_] | None:
+        if self.matcher is None:
+            return self._only
+        allowed = self.matcher.allowed()
+        if self._only is None:
+            return allowed
+        shorter = min(len(allowed), len(self._only))
+        return allowed[:shorter] & self._only[:shorter]
+
+    def _edits(self) -> list[Edit]:
+        return [edit for adjustment in self._adjustments for edit in adjustment.edits()]
+
+    def _refusal(self, is_model_sound: bool) -> Exception:
+        if self.matcher is not None and is_model_sound:
+            return ConstraintError("the grammar allows only tokens that the request's other fields ban")
+        return FloatingPointError("the model gave logits that are not finite")
 
     def _draw(self, logits: npt.NDArray[np.float32]) -> int:
         if self._mirostat is not None:
@@ -117,6 +180,14 @@ class Sampler:
         place = place_of(some, self._random.random())
         mirostat.drawn(float(some[place]), float(some.sum(dtype=np.float64)))
         return int(kept[place])
+
+
+def only(logits: npt.NDArray[np.float32], allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    """The logits with -inf for what is not allowed, as a new row."""
+    some = allowed[: len(logits)]
+    masked = np.full_like(logits, -np.inf)
+    np.copyto(masked[: len(some)], logits[: len(some)], where=some)
+    return masked
 
 
 def place_of(weights: npt.NDArray[np.float32], share: float) -> int:
