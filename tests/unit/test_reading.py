@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.engine.weights.reading import Reading
 from pocketllm.errors import CheckpointError
-from tests.gguf_files import write_checkpoint
+from tests.gguf_files import ARRAY, STRING, array, gguf_bytes, key, text, write_checkpoint
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def large(tmp_path: Path) -> Path:
 READ_ALL = """
 import sys
 from pathlib import Path
+from typing import Any
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.engine.weights.reading import Reading
 
@@ -93,6 +95,23 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused_in_a_sentence(larg
             CheckpointError, match=r"large.gguf was changed .*'t9' needs bytes .* now the file has 1048576"
         ):
             reading.data("t9")
+
+
+def test_a_file_that_is_cut_while_its_header_is_read_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "long.gguf", os.preadv
+    path.write_bytes(gguf_bytes([key("words", ARRAY, array(STRING, 150_000, text("sixteen letters.") * 150_000))]))
+
+    def read_and_cut(*given: Any) -> int:
+        count = real(*given)
+        os.truncate(path, 1 << 20)
+        return count
+
+    monkeypatch.setattr(os, "preadv", read_and_cut)
+
+    with pytest.raises(CheckpointError, match=r"long.gguf was changed .*'header' needs .* now the file has 1048576"):
+        open_checkpoint(path)
 
 
 def test_what_the_header_says_is_known_after_the_file_was_cut_to_nothing(large: Path) -> None:

@@ -6,7 +6,6 @@ GGUFError that names the file, the field and what was found. Values stay in the 
 vocabulary of 262,144 tokens costs a walk over its lengths, and tensor data costs nothing.
 """
 
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from pocketllm.errors import CheckpointError, GGUFError
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
+LOOKED_AT_BYTES = 512
+"""Of a file that is not GGUF, to say what it is."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +154,18 @@ def open_gguf(path: Path) -> GGUFFile:
     try:
         if file.num_bytes == 0:
             raise CheckpointError(f"{path.name} is empty (0 bytes): fetch or copy it again")
-        with file.mapped() as mapped:
-            return _read(file, mapped)
+        return _read(file)
     except BaseException:
         file.close()
         raise
 
 
-def _read(file: TensorFile, mapped: mmap.mmap) -> GGUFFile:
+def _read(file: TensorFile) -> GGUFFile:
     path = file.path
-    if mapped[:4] != MAGIC:
-        raise CheckpointError(f"{path.name} is not a GGUF file: it {looks_like(mapped[:512])}")
-    reader = Reader(path.name, mapped)
+    reader = Reader(path.name, file.num_bytes, lambda start, count: file.read("header", start, count).tobytes())
+    reader.load(min(LOOKED_AT_BYTES, reader.size))
+    if not reader.buffer.startswith(MAGIC):
+        raise CheckpointError(f"{path.name} is not a GGUF file: it {looks_like(reader.buffer[:LOOKED_AT_BYTES])}")
     version, num_tensors, num_keys = reader.preamble()
     values, position = reader.read_metadata(24, num_keys)
     metadata = Metadata(reader, values)
@@ -172,7 +173,7 @@ def _read(file: TensorFile, mapped: mmap.mmap) -> GGUFFile:
     raw, position = reader.read_tensor_table(position, num_tensors)
     data_start = -(-position // alignment) * alignment
     tensors = _place(path, raw, data_start, alignment, reader.size)
-    reader.buffer = mapped[:position]  # what is decoded later must not depend on what has become of the file
+    reader.buffer = reader.buffer[:position]
     return GGUFFile(path, version, alignment, reader.size, data_start, metadata, tensors, file)
 
 

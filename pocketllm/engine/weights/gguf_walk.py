@@ -1,7 +1,7 @@
 """A bounded walk over the bytes of a GGUF header: nothing is believed, nothing is made before it is known to fit."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ MAX_ARRAY_ELEMENTS = 4_194_304
 """Elements of all arrays of a header together, three times the largest published vocabulary: bounds the walk's time."""
 NESTED_ARRAY_COST = 8
 """An array in an array is that many elements dear."""
+MAX_HEADER_BYTES = 256 * 2**20
+"""Ten times the largest published header: bounds what is held of a file whose lengths are wrong."""
+FIRST_BYTES = 2**20
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
 SCALARS: Mapping[int, tuple[str, str, int]] = {
@@ -73,19 +76,33 @@ def shown(text: str) -> str:
 
 
 class Reader:
-    """A bounded walk over the bytes of a header; `buffer` is the whole mapped file."""
+    """A bounded walk over the bytes of a header; `buffer` holds the file's first bytes, as far as the walk has come.
 
-    def __init__(self, name: str, buffer: Any) -> None:
+    Read and not mapped: a page of a mapping that the file has lost meanwhile ends the process with SIGBUS.
+    """
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """size: of the file, in bytes; read: gives bytes of it, from a start, so many."""
         self.name = name
-        self.buffer = buffer
-        self.size = len(buffer)
+        self.size = size
+        self.buffer = b""
         self.elements = 0
+        self._read = read
+
+    def load(self, end: int) -> None:
+        """Have the first `end` bytes in the buffer, and twice what was there, so that few reads make a long header."""
+        if end > MAX_HEADER_BYTES:
+            raise GGUFError(f"{self.name} is damaged: its header would take more than {MAX_HEADER_BYTES >> 20} MiB")
+        held = len(self.buffer)
+        if end > held:
+            self.buffer += self._read(held, min(max(end, 2 * held, FIRST_BYTES), self.size) - held)
 
     # -- parts of the file ---------------------------------------------------------------------------------------
     def preamble(self) -> tuple[int, int, int]:
         """Version, number of tensors, number of metadata keys."""
         if self.size < 24:
             raise GGUFError(f"{self.name} is truncated: a GGUF starts with 24 bytes, the file has {self.size}")
+        self.load(24)
         version = _U32.unpack_from(self.buffer, 4)[0]
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -108,7 +125,8 @@ class Reader:
             type_id = self.u32(position, f"type of {shown(key)}")
             position += 4
             values[key] = Value(type_id, position)
-            position = self.skip(type_id, position, key, 0)
+            position = self.skip(type_id, position, shown(key), 0)
+        self.load(position)
         return values, position
 
     def read_tensor_table(self, position: int, num_tensors: int) -> tuple[list[RawTensor], int]:
@@ -140,6 +158,8 @@ class Reader:
                 f"{self.name} is truncated or damaged: {field} needs {count} bytes at byte {position}, "
                 f"but the file has only {self.size} bytes"
             )
+        if position + count > len(self.buffer):
+            self.load(position + count)
 
     def bounded(self, field: str, count: int, most: int, bytes_each: int, position: int) -> None:
         room = max(0, self.size - position) // bytes_each
@@ -175,32 +195,32 @@ class Reader:
 
     # -- walking over values without making them -----------------------------------------------------------------
     def skip(self, type_id: int, position: int, key: str, depth: int) -> int:
-        """The position after a value; every length in it is checked."""
+        """The position after a value; every length in it is checked. key: as it is shown in a message."""
         if type_id in SCALARS:
             width = SCALARS[type_id][2]
-            self.need(position, width, f"value of {shown(key)}")
+            self.need(position, width, f"value of {key}")
             if type_id == BOOL and self.buffer[position] > 1:
-                raise GGUFError(f"{self.name}: {shown(key)} is a bool of {self.buffer[position]}, but must be 0 or 1")
+                raise GGUFError(f"{self.name}: {key} is a bool of {self.buffer[position]}, but must be 0 or 1")
             return position + width
         if type_id == STRING:
-            length = self.u64(position, f"length of {shown(key)}")
-            self.need(position + 8, length, f"text of {shown(key)}")
+            length = self.u64(position, f"length of {key}")
+            self.need(position + 8, length, f"text of {key}")
             return position + 8 + length
         if type_id == ARRAY:
             return self.skip_array(position, key, depth + 1)
-        raise GGUFError(f"{self.name}: {shown(key)} has value type {type_id}, but types end at 12")
+        raise GGUFError(f"{self.name}: {key} has value type {type_id}, but types end at 12")
 
     def skip_array(self, position: int, key: str, depth: int) -> int:
         if depth > MAX_ARRAY_DEPTH:
-            raise GGUFError(f"{self.name}: {shown(key)} nests arrays more than {MAX_ARRAY_DEPTH} deep")
-        self.need(position, 12, f"head of array {shown(key)}")
+            raise GGUFError(f"{self.name}: {key} nests arrays more than {MAX_ARRAY_DEPTH} deep")
+        self.need(position, 12, f"head of array {key}")
         element_type, count = ARRAY_HEAD.unpack_from(self.buffer, position)
         position += 12
         cost = NESTED_ARRAY_COST if element_type == ARRAY else 1
         smallest = SCALARS[element_type][2] if element_type in SCALARS else {STRING: 8, ARRAY: 12}.get(element_type)
         if smallest is None:
-            raise GGUFError(f"{self.name}: array {shown(key)} has element type {element_type}, but types end at 12")
-        field = f"element count of array {shown(key)}"
+            raise GGUFError(f"{self.name}: array {key} has element type {element_type}, but types end at 12")
+        field = f"element count of array {key}"
         self.bounded(field, count, (MAX_ARRAY_ELEMENTS - self.elements) // cost, smallest, position)
         self.elements += count * cost
         if element_type == STRING:
@@ -212,13 +232,17 @@ class Reader:
         return int(position + count * smallest)
 
     def skip_strings(self, position: int, count: int, key: str) -> int:
-        unpack, buffer, last = _U64.unpack_from, self.buffer, self.size - 8
+        unpack, buffer, last = _U64.unpack_from, self.buffer, len(self.buffer) - 8
         for index in range(count):
             if position > last:
-                raise GGUFError(f"{self.name} is truncated or damaged: {shown(key)} ends at element {index} of {count}")
+                if position > self.size - 8:
+                    where = f"{key} ends at element {index} of {count}"
+                    raise GGUFError(f"{self.name} is truncated or damaged: {where}")
+                self.load(position + 8)
+                buffer, last = self.buffer, len(self.buffer) - 8
             position += 8 + unpack(buffer, position)[0]
         if position > self.size:
-            raise GGUFError(f"{self.name} is truncated or damaged: the last text of {shown(key)} leaves the file")
+            raise GGUFError(f"{self.name} is truncated or damaged: the last text of {key} leaves the file")
         return int(position)
 
     # -- making values, after the walk has accepted them ----------------------------------------------------------

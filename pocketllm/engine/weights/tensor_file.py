@@ -4,10 +4,7 @@ Tensors are read, not mapped: a page of a mapping that the file has lost ends th
 back short is an error like any other.
 """
 
-import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,9 +46,10 @@ class TensorFile:
         self._written_ns = facts.st_mtime_ns
 
     def read(self, name: str, start: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes, read-only, in memory of their own.
+        """A tensor's bytes, or the header's, read-only, in memory of their own.
 
-        name: of the tensor, for the sentence of the CheckpointError where the file is closed or ends before its bytes.
+        name: of the tensor, or "header", for the sentence of the CheckpointError where the file is closed or ends
+        before its bytes.
         """
         if self._file.closed:
             raise CheckpointError(f"{self.path.name} is closed: open the checkpoint again to read {name!r}")
@@ -61,7 +59,7 @@ class TensorFile:
             while done < num_bytes:
                 count = os.preadv(self._file.fileno(), [view[done : done + MOST_BYTES_AT_ONCE]], start + done)
                 if not count:
-                    raise self._changed(f"tensor {name!r} needs bytes {start} to {start + num_bytes}")
+                    raise self._changed(f"{name!r} needs bytes {start} to {start + num_bytes}")
                 done += count
         except OSError as error:
             raise CheckpointError(f"{self.path.name}: cannot read {name!r}: {error.strerror or error}") from error
@@ -73,16 +71,6 @@ class TensorFile:
         facts = os.fstat(self._file.fileno())
         if (facts.st_size, facts.st_mtime_ns) != (self.num_bytes, self._written_ns):
             raise self._changed(f"it had {self.num_bytes} bytes")
-
-    @contextmanager
-    def mapped(self) -> Iterator[mmap.mmap]:
-        """The whole file as bytes, for a walk over its header."""
-        try:
-            view = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise CheckpointError(f"cannot open {self.path.name}: {(error.strerror or str(error)).lower()}") from error
-        with view:
-            yield view
 
     def _changed(self, what: str) -> CheckpointError:
         size = os.fstat(self._file.fileno()).st_size
