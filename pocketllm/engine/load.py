@@ -16,6 +16,7 @@ from pocketllm.engine.models.contract import Model, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
 from pocketllm.engine.plan import EnginePlan, backend_options, gib, make_plan, plan_first
+from pocketllm.engine.structured.compiler import Vocabulary
 from pocketllm.engine.text.chat_template import ChatTemplate
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.engine.weights import catalog
@@ -40,6 +41,8 @@ class Engine:
     backend: Backend
     load_s: float
     """From the options to a loop that takes requests."""
+    vocabulary: Vocabulary
+    """The tokenizer's, for grammars; siblings share it."""
     loop: EngineLoop = field(init=False)
     owns_checkpoint: bool = True
 
@@ -63,9 +66,9 @@ class Engine:
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
-        steps = SlowedRunner(runner, delay) if delay else runner
+        steps = SlowedRunner(runner, delay, ops.synchronize) if delay else runner
         scheduler = Scheduler(limits, self.model.vocab_size, seed)
-        return EngineLoop(scheduler, steps, self.tokenizer, lambda: getattr(ops, "num_compiles", 0))
+        return EngineLoop(scheduler, steps, self.tokenizer, lambda: getattr(ops, "num_compiles", 0), self.vocabulary)
 
     def sibling(self, **switchable: Any) -> "Engine":
         """A second engine over the same loaded weights, with its own cache and loop and other scheduler options.
@@ -124,7 +127,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, amount
         reading = Reading(checkpoint, amount or (lambda done, total: None))
         model = family.load(reading, backend.ops, plan.limits.max_model_len)
         reading.finish()
-        engine = Engine(options, plan, tokenizer, template, checkpoint, model, name, backend, load_s=0.0)
+        vocabulary = Vocabulary(tokenizer)
+        engine = Engine(options, plan, tokenizer, template, checkpoint, model, name, backend, 0.0, vocabulary)
     except BaseException:
         checkpoint.close()
         raise

@@ -204,16 +204,16 @@ def test_ctrl_c_cancels_what_generate_had_submitted(llm: LLM) -> None:
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = llm.engine.loop._runner
+    runner = llm.engine.loop._steps.runner
     finished = []
 
-    def run(schedule: object) -> object:
+    def launch(schedule: object, pending_ids: object) -> object:
         os.kill(os.getpid(), signal.SIGINT)
-        result = type(runner).run(runner, schedule)  # type: ignore[arg-type]  # passed through
+        result = type(runner).launch(runner, schedule, pending_ids)  # type: ignore[arg-type]  # passed through
         finished.append(schedule)
         return result
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "launch", launch)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1]], GREEDY)
 
@@ -250,6 +250,7 @@ def test_a_sibling_shares_the_weights_and_gives_the_same_tokens(engine: Engine, 
     results = LLM.from_engine(sibling).generate(PROMPTS, GREEDY)
     assert [result.token_ids for result in results] == [r.token_ids for r in llm.generate(PROMPTS, GREEDY)]
     assert sibling.loop.stats().max_step_seqs == 3
+    assert sibling.vocabulary is engine.vocabulary
     sibling.close()
     assert llm.generate([[1]], GREEDY)[0].finish_reason == "length"
 

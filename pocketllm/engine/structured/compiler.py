@@ -33,17 +33,37 @@ MAX_FORCED = 256
 """Bytes of a forced text that are cut into tokens at once: a grammar can force megabytes, and at every token anew."""
 
 
-class GrammarCompiler:
-    """From a Constraint to a Matcher; safe in any thread. The vocabulary is read when the first one is asked for.
-
-    listeners: told the seconds of each compilation that succeeded.
-    """
+class Vocabulary:
+    """A tokenizer's vocabulary as llguidance takes it, read when it is first asked for; safe in any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # guards _kept
         self._reading = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
+        self._read: LLTokenizer | None = None
+
+    def read(self) -> "LLTokenizer":
+        """The vocabulary."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        with self._reading:
+            if self._read is None:
+                # `eos_token`: all of them, or the others would be taken for text
+                ends = sorted(self._tokenizer.eos_token_ids)
+                self._read = LLTokenizer(TokenizerWrapper(TokenTable(self._tokenizer)), eos_token=ends or None)
+            return self._read
+
+
+class GrammarCompiler:
+    """From a Constraint to a Matcher; safe in any thread.
+
+    vocabulary: the tokenizer's, where others read it too. listeners: told the seconds of each compilation that
+    succeeded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary or Vocabulary(tokenizer)
+        self._lock = threading.Lock()  # guards _kept
         self._kept: OrderedDict[Constraint, _Compiled] = OrderedDict()
         self.listeners: list[Callable[[float], None]] = []
 
@@ -84,7 +104,7 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> "_Compiled":
         from llguidance import LLMatcher, LLParserLimits
 
-        vocabulary = self._read_vocabulary()
+        vocabulary = self._vocabulary.read()
         start_s = time.perf_counter()
         limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
         automaton = LLMatcher(vocabulary, constraint.grammar, log_level=0, limits=limits)
@@ -114,16 +134,6 @@ class GrammarCompiler:
         # errors are a state here, not an exception
         if automaton.is_error():
             raise refusal(constraint, automaton.get_error())
-
-    def _read_vocabulary(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        with self._reading:
-            if self._vocabulary is None:
-                # `eos_token`: all of them, or the others would be taken for text
-                ends = sorted(self._tokenizer.eos_token_ids)
-                self._vocabulary = LLTokenizer(TokenizerWrapper(TokenTable(self._tokenizer)), eos_token=ends or None)
-            return self._vocabulary
 
 
 @dataclass
