@@ -215,9 +215,23 @@ def test_required_calls_are_calls_whatever_the_model_says(tiny_server: Served) -
         assert isinstance(arguments["ok"], bool) if call["function"]["name"] == "a" else arguments["n"] in (1, 2)
 
 
+def test_a_named_call_is_exactly_one_and_required_calls_are_one_or_more(tiny_server: Served) -> None:
+    body = {"messages": ASK, "tools": TOOLS, **DRAWN, "n": 8, "max_tokens": 150}
+    named = tiny_server.post(CHAT, **body, tool_choice={"type": "function", "function": {"name": "a"}}).json()
+    required = tiny_server.post(CHAT, **body, tool_choice="required").json()
+    counts = [
+        [len(one["message"]["tool_calls"]) for one in found["choices"] if one["finish_reason"] == "tool_calls"]
+        for found in (named, required)
+    ]
+
+    assert set(counts[0]) == {1}
+    assert min(counts[1]) == 1
+    assert max(counts[1]) > 1
+
+
 def test_a_named_call_is_that_call_and_streams_its_arguments(tiny_server: Served) -> None:
     named = {"type": "function", "function": {"name": "a"}}
-    body = {"messages": ASK, "tools": TOOLS, "tool_choice": named, **SHORT}
+    body = {"messages": ASK, "tools": TOOLS, "tool_choice": named, **DRAWN}
     chunks = [chunk["choices"][0] for chunk in tiny_server.stream(CHAT, **body)]
     calls = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
 

@@ -37,6 +37,7 @@ class Offer:
     given: tuple[Mapping[str, Any], ...] = ()
     """As the client gave them, for the template."""
     allows_parallel: bool = True
+    """Whether there may be several calls: never where one function is asked for by name, as in OpenAI's API."""
 
 
 def offered(body: ToolFields) -> Offer:
@@ -52,7 +53,8 @@ def offered(body: ToolFields) -> Offer:
     forced = chosen(body.tool_choice, tools)
     if body.tool_choice == "none":
         return Offer()
-    return Offer(tools, forced, tuple(given), body.parallel_tool_calls is not False)
+    is_named = isinstance(body.tool_choice, dict)
+    return Offer(tools, forced, tuple(given), body.parallel_tool_calls is not False and not is_named)
 
 
 def chosen(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
