@@ -152,9 +152,10 @@ class ScriptedLoop:
         told = self.active[request.request_id]
         times = request.times
         times.scheduled_s = time.perf_counter()
-        if request.params.prompt_logprobs is not None:
-            given = [scripted_logprobs(one, request.params.prompt_logprobs, 7) for one in request.prompt_token_ids]
-            request.prompt_logprobs = [None, *given[1:]]
+        scored = (request.scored_by or request).params.prompt_logprobs
+        if scored is not None:
+            given = [scripted_logprobs(one, scored, 7) for one in request.prompt_token_ids]
+            request.prompt_logprobs[:] = [None, *given[1:]]
         for item in self.script(request) if request.params.max_tokens != 0 else [FinishReason.LENGTH]:
             if told.is_set():
                 reason = FinishReason.CANCELLED

@@ -110,6 +110,26 @@ def test_a_chat_tells_its_prompts_log_probabilities_beside_its_choices(tiny_serv
     assert [set(entry) for entry in answer["prompt_logprobs"][1:]] == [{str(token_id)} for token_id in prompt[1:]]
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_prompt_is_scored_once_however_many_choices_continue_it(tiny_server: Served, is_cached: bool) -> None:
+    prompt = [3 + (7 * number + 101 * is_cached) % 400 for number in range(120)]
+    if is_cached:
+        tiny_server.complete(prompt, max_tokens=1)
+    before = tiny_server.engine.loop.stats().num_step_tokens
+    body = {"prompt": prompt, "n": 4, "seed": 3, "max_tokens": 4, "logprobs": 1, "echo": True}
+    choices = tiny_server.complete(**body)["choices"]
+    computed = tiny_server.engine.loop.stats().num_step_tokens - before
+    alone = tiny_server.complete(**{**body, "n": 1, "seed": 5})["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in tiny_server.stream(COMPLETIONS, **body)]
+
+    # once whole, and of the others what is not in full blocks
+    assert computed <= 120 + 3 * 16 + 4 * 4
+    assert choices[2] == alone | {"index": 2}
+    for choice in choices:
+        reports = [chunk["logprobs"] for chunk in chunks if chunk["index"] == choice["index"] and chunk["logprobs"]]
+        assert [value for one in reports for value in one["token_logprobs"]] == choice["logprobs"]["token_logprobs"]
+
+
 def test_prompt_logprobs_are_not_streamed(module_server: Served) -> None:
     assert (
         "prompt_logprobs"

@@ -55,6 +55,30 @@ def test_the_whole_admission_wave_is_one_step() -> None:
     assert step(scheduler) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_a_request_begins_after_the_one_that_scores_their_prompt() -> None:
+    scheduler = a_scheduler(prefill_chunk=8)
+    first = Request("a", [1] * 19, SamplingParams(max_tokens=3, prompt_logprobs=0))
+    second = a_request("b", 19, scored_by=first)
+    add(scheduler, first, second, a_request("c", 2))
+
+    steps = [step(scheduler), step(scheduler)]
+    first.prompt_logprobs += [None] * 19  # as the runner does
+    steps.append(step(scheduler))
+
+    assert steps == [{"a": 8}, {"a": 8}, {"a": 3, "b": 8, "c": 2}]
+    assert second.prompt_logprobs is first.prompt_logprobs
+
+
+def test_a_request_does_not_wait_for_one_that_has_ended() -> None:
+    scheduler = a_scheduler()
+    first = Request("a", [1] * 5, SamplingParams(prompt_logprobs=0, max_tokens=1))
+    add(scheduler, first, a_request("b", 5, scored_by=first))
+    scheduler.schedule()
+    scheduler.finish(first, is_sound=False)
+
+    assert step(scheduler) == {"b": 5}
+
+
 def test_a_long_prompt_is_cut_into_chunks() -> None:
     scheduler = a_scheduler(prefill_chunk=8)
     add(scheduler, a_request("a", 19))

@@ -92,11 +92,15 @@ class Request:
     """[prompt tokens, vocab], filled step by step when wanted."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One for each prompt token, the first None, when `params.prompt_logprobs` asks for them; filled step by step."""
+    scored_by: "Request | None" = None
+    """Submitted earlier, with the same prompt: its `prompt_logprobs` are this one's too, which begins after them."""
     seed: int = field(init=False)
     """`params.seed`, or a fresh one."""
 
     def __post_init__(self) -> None:
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
+        if self.scored_by is not None:
+            self.prompt_logprobs = self.scored_by.prompt_logprobs
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +111,12 @@ class Request:
         """Whether logits of every prompt token are still wanted, so that none may come from the prefix cache."""
         missing = self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
         return self.wants_prompt_logits or missing
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether another request has yet to compute the log-probabilities that are this one's too."""
+        other = self.scored_by
+        return other is not None and other.is_scored and other.state is not RequestState.FINISHED
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt and output together."""

@@ -174,6 +174,8 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - sum(tokens.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
+            if request.must_wait:
+                return
             end = None if self.prefix_cache is None else self.prefix_cache.take_end(request)
             if end is None:
                 self._take_cached(request)

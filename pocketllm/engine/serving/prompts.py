@@ -56,6 +56,8 @@ class Choice:
     """The prompt as a text, where the answer repeats it."""
     form: ChatForm | None = None
     """How the answer is taken apart; None where all of it is text."""
+    scored_by: int | None = None
+    """The choice that computes the log-probabilities of their prompt, which are this one's too."""
 
 
 def chat_choices(engine: ServedEngine, body: ChatBody) -> list[Choice]:
@@ -156,6 +158,8 @@ def choices(
         shared = tuple(prompt)
         first = len(found)
         found += [Choice(first + offset, shared, one, body.cache_salt) for offset, one in enumerate(of_each)]
+        if body.num_prompt_logprobs is not None:
+            found[first + 1 :] = [replace(choice, scored_by=first) for choice in found[first + 1 :]]
     return found
 
 
@@ -177,7 +181,7 @@ def sampling_params(body: GenerationBody, offset: int, held: Held = FREE) -> Sam
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.num_logprobs,
-        prompt_logprobs=body.num_prompt_logprobs,
+        prompt_logprobs=None if offset else body.num_prompt_logprobs,  # once for all choices of a prompt
         constraint=held.constraint,
         markup=held.markup,
     )

@@ -97,12 +97,11 @@ class Generation:
 
         `observe` makes, for each request, what sees its events as they are delivered.
         """
-        self.requests = requests = tuple(
-            Request(f"{self.id}-{choice.index}", choice.prompt_token_ids, choice.params, cache_salt=choice.cache_salt)
-            for choice in self.choices
-        )
-        for request in requests:
-            self._engine_loop.check(request)  # what can never be served is refused before its neighbors begin
+        requests: list[Request] = []
+        for choice in self.choices:
+            requests.append(self._request(choice, requests))
+            self._engine_loop.check(requests[-1])  # what can never be served is refused before its neighbors begin
+        self.requests = tuple(requests)
         self._postbox.attend()
         for choice, request in zip(self.choices, requests, strict=True):
             self._open[choice.index] = request.request_id
@@ -113,6 +112,15 @@ class Generation:
                 del self._open[choice.index]
                 self.abandon()
                 raise
+
+    def _request(self, choice: Choice, earlier: Sequence[Request]) -> Request:
+        return Request(
+            f"{self.id}-{choice.index}",
+            choice.prompt_token_ids,
+            choice.params,
+            cache_salt=choice.cache_salt,
+            scored_by=None if choice.scored_by is None else earlier[choice.scored_by],
+        )
 
     def take(self, index: int, event: Event) -> None:
         """An event of choice `index` has been delivered."""
