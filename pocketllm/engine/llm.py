@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.lifecycle.loop import EngineLoop, Sink
+from pocketllm.engine.lifecycle.answers import Sink
+from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, Request
 from pocketllm.engine.lifecycle.result import Collector, GenerationResult
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams

@@ -66,7 +66,7 @@ class Engine:
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
-        steps = SlowedRunner(runner, delay) if delay else runner
+        steps = SlowedRunner(runner, delay, ops.synchronize) if delay else runner
         scheduler = Scheduler(limits, self.model.vocab_size, seed)
         return EngineLoop(scheduler, steps, self.tokenizer, lambda: getattr(ops, "num_compiles", 0), self.vocabulary)
 

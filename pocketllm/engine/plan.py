@@ -37,6 +37,8 @@ class Limits:
     """Recurrent states that there is room for, of running requests and snapshots; 0 for a model that has none."""
     keeps_prompt_ends: bool = False
     """Whether a prompt that is repeated whole computes nothing, of a model with recurrent states."""
+    max_steps_in_flight: int = 1
+    """1: a step's tokens are known before the next is launched. 2: the next is launched while they are being drawn."""
 
 
 @dataclass(frozen=True)

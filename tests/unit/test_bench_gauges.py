@@ -57,7 +57,7 @@ def test_a_server_that_counts_no_compilations_tells_none() -> None:
 def test_a_request_in_process_tells_what_was_compiled_while_it_ran() -> None:
     loop, _, _ = fake_loop()
     counts = iter([0, 2])
-    compiling = EngineLoop(loop._scheduler, loop._runner, loop._tokenizer, lambda: next(counts))
+    compiling = EngineLoop(loop._scheduler, loop._steps.runner, loop._tokenizer, lambda: next(counts))
     target = EngineTarget(type("Engine", (), {"loop": compiling, "close": lambda self: None})())
 
     sample = target.ask(Ask("x", (1, 2, 3), "", 4))

@@ -204,16 +204,16 @@ def test_ctrl_c_cancels_what_generate_had_submitted(llm: LLM) -> None:
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = llm.engine.loop._runner
+    runner = llm.engine.loop._steps.runner
     finished = []
 
-    def run(schedule: object) -> object:
+    def launch(schedule: object, pending_ids: object) -> object:
         os.kill(os.getpid(), signal.SIGINT)
-        result = type(runner).run(runner, schedule)  # type: ignore[arg-type]  # passed through
+        result = type(runner).launch(runner, schedule, pending_ids)  # type: ignore[arg-type]  # passed through
         finished.append(schedule)
         return result
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "launch", launch)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1]], GREEDY)
 

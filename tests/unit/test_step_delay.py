@@ -31,7 +31,7 @@ def test_a_step_takes_its_share_longer(monkeypatch: pytest.MonkeyPatch, share: f
     clock = Clock()
     monkeypatch.setattr(step_delay, "time", clock)
     loop, _, model = fake_loop()
-    loop._runner = SlowedRunner(loop._runner, share)
+    loop._steps.runner = SlowedRunner(loop._steps.runner, share, lambda: None)
     told_s: list[float] = []
     loop.submit(Request("a", (1, 2), SamplingParams(max_tokens=2)), lambda event: told_s.append(clock.now))
     forward = model.forward
@@ -67,7 +67,7 @@ def test_only_a_slowed_engine_has_the_other_runner_and_it_gives_the_same_tokens(
     with load_engine(EngineOptions(model=str(tiny_gguf), threads=1)) as engine:
         slowed = engine.sibling(test_step_delay=0.05)
 
-        assert (type(engine.loop._runner), type(slowed.loop._runner)) == (Runner, SlowedRunner)
+        assert (type(engine.loop._steps.runner), type(slowed.loop._steps.runner)) == (Runner, SlowedRunner)
         assert answer(slowed) == answer(engine)
         assert slowed.plan.options["test_step_delay"] == 0.05
         assert any(note.startswith("SLOWED ON PURPOSE: test_step_delay") for note in slowed.plan.notes)

@@ -1,5 +1,7 @@
 """From a schedule to the one flat batch that a model runs; numpy only, made anew each step."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
@@ -7,18 +9,21 @@ from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.scheduler import Schedule
 
 
-def build(schedule: Schedule, block_size: int) -> ForwardBatch:
-    """Gather the tokens, positions and cache places of one step; requests stay in the schedule's order."""
+def build(schedule: Schedule, block_size: int, pending_ids: Mapping[Request, int]) -> ForwardBatch:
+    """Gather the tokens, positions and cache places of one step; requests stay in the schedule's order.
+
+    pending_ids: what stands for a request's next token while it is on its way.
+    """
     requests = list(schedule.num_tokens)
     counts = np.fromiter(schedule.num_tokens.values(), np.int32, len(requests))
-    starts = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
+    starts = np.fromiter((schedule.starts[request] for request in requests), np.int32, len(requests))
     query_start_loc = np.zeros(len(requests) + 1, np.int32)
     np.cumsum(counts, out=query_start_loc[1:])
     input_ids = np.fromiter(
         (
             token_id
             for request, count in schedule.num_tokens.items()
-            for token_id in request.token_ids(request.num_computed_tokens, request.num_computed_tokens + count)
+            for token_id in token_ids(request, schedule.starts[request], count, pending_ids)
         ),
         np.int32,
         query_start_loc[-1],
@@ -47,11 +52,26 @@ def block_table(requests: list[Request]) -> np.ndarray[tuple[int, int], np.dtype
     return table
 
 
-def num_logit_rows(request: Request, count: int) -> int:
-    """How many of a request's `count` tokens in this step need logits: all, the last, or none."""
-    if request.is_scored:
-        return count
-    return int(request.num_computed_tokens + count == request.num_tokens)
+def token_ids(request: Request, start: int, count: int, pending_ids: Mapping[Request, int]) -> list[int]:
+    """`count` of a request's tokens, of which the last may be on its way."""
+    known = request.token_ids(start, start + count)
+    return known if len(known) == count else [*known, pending_ids[request]]
+
+
+def owners(schedule: Schedule) -> list[tuple[Request, int]]:
+    """Of each row of logits, in the batch's order: whose it is, and after which of its tokens."""
+    return [
+        (request, end - wanted + row)
+        for request, count in schedule.num_tokens.items()
+        for end in [schedule.starts[request] + count]
+        for wanted in [num_logit_rows(schedule, request)]
+        for row in range(wanted)
+    ]
+
+
+def num_logit_rows(schedule: Schedule, request: Request) -> int:
+    """How many of a request's tokens in this step need logits: all, the last, or none."""
+    return schedule.num_tokens[request] if request.is_scored else int(request in schedule.ready)
 
 
 def logit_rows(
@@ -59,6 +79,6 @@ def logit_rows(
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """[rows] places in the flat batch whose logits are wanted, in its order."""
     rows: list[int] = []
-    for (request, count), last in zip(schedule.num_tokens.items(), query_start_loc[1:], strict=True):
-        rows.extend(range(int(last) - num_logit_rows(request, count), int(last)))
+    for request, last in zip(schedule.num_tokens, query_start_loc[1:], strict=True):
+        rows.extend(range(int(last) - num_logit_rows(schedule, request), int(last)))
     return np.array(rows, np.int32)

@@ -71,6 +71,10 @@ class Request:
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    """Tokens after those that steps in flight compute."""
+    num_pending_tokens: int = 0
+    """Tokens that steps in flight draw; they come after `output_token_ids`."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at its first admission."""
     num_preemptions: int = 0
@@ -105,6 +109,17 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_started_tokens(self) -> int:
+        """Computed, or being computed."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_computable_tokens(self) -> int:
+        """Tokens that are there or on their way, but for an answer's last, which nothing follows."""
+        longest = len(self.prompt_token_ids) + max(self.max_output_tokens - 1, 0)
+        return min(self.num_tokens + self.num_pending_tokens, longest)
 
     @property
     def is_scored(self) -> bool:

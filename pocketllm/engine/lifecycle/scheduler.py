@@ -25,6 +25,10 @@ class Schedule:
     """One step: how many tokens each request computes, oldest request first, and who lost its blocks for it."""
 
     num_tokens: Mapping[Request, int]
+    starts: Mapping[Request, int] = field(default_factory=dict)
+    """Which of its tokens each begins with."""
+    ready: frozenset[Request] = frozenset()
+    """Those that catch up with this step: its logits tell their next token."""
     preempted: tuple[Request, ...] = ()
     state_copies: tuple[Copy, ...] = ()
     """Copies of recurrent states to make before the step, one after another."""
@@ -126,19 +130,46 @@ class Scheduler:
 
     # -- one step --------------------------------------------------------------------------------------------------
     def schedule(self) -> Schedule:
-        """Decide the next step and give its requests their blocks. Empty only when there is no work."""
+        """Decide the next step and give its requests their blocks; until `update`, it is in flight.
+
+        Empty when there is no work, and while a step is in flight also when there is none yet, or when somebody would
+        be preempted: whoever ends with that step may leave the blocks that are missing.
+        """
+        if self._is_short_of_blocks():
+            return Schedule({})
         tokens: dict[Request, int] = {}
         preempted = self._schedule_running(tokens)
         ends: dict[Request, Any] = {}
         if not preempted:  # or whoever lost its blocks would be back at once, through the prefix cache
             self._admit(tokens, ends)
+        starts = {request: request.num_started_tokens for request in tokens}
         return Schedule(
             tokens,
+            starts,
+            self._start(tokens),
             tuple(preempted),
             state_copies=self.states.take_copies() if self.states is not None else (),
             block_copies=self.ends.take_copies() if self.ends is not None else (),
             ends=ends,
         )
+
+    def _is_short_of_blocks(self) -> bool:
+        """Whether a step is in flight and the next one might have to preempt somebody."""
+        if not any(request.num_in_flight_tokens for request in self.running):
+            return False
+        chunk = self.limits.prefill_chunk
+        ends = [(one, min(one.num_computable_tokens, one.num_started_tokens + chunk)) for one in self.running]
+        return sum(self._missing_blocks(*end) for end in ends) > self.pool.num_free
+
+    def _start(self, tokens: Mapping[Request, int]) -> frozenset[Request]:
+        """Book a step as being in flight; returns the requests that catch up with it."""
+        ready = []
+        for request, count in tokens.items():
+            request.num_in_flight_tokens += count
+            if request.num_started_tokens == request.num_tokens + request.num_pending_tokens:
+                ready.append(request)
+                request.num_pending_tokens += request.max_output_tokens > 0
+        return frozenset(ready)
 
     def _schedule_running(self, tokens: dict[Request, int]) -> list[Request]:
         preempted: list[Request] = []
@@ -146,9 +177,12 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             request = self.running[index]
-            # never 0: what those after it need at least is not its to take
+            # what those after it need at least is not its to take
             count = self._num_next(request, budget - (len(self.running) - index - 1))
-            missing = self._missing_blocks(request, request.num_computed_tokens + count)
+            if not count:  # its last token is on its way
+                index += 1
+                continue
+            missing = self._missing_blocks(request, request.num_started_tokens + count)
             while missing > self.pool.num_free and self.running[-1] is not request:
                 preempted.append(self._preempt_youngest())
             if missing > self.pool.num_free:
@@ -163,6 +197,7 @@ class Scheduler:
     def _preempt_youngest(self) -> Request:
         """Send the youngest running request back to the head of the queue; it is recomputed, but for cached tokens."""
         request = self.running.pop()
+        assert not request.num_in_flight_tokens, f"{request.request_id} is in flight"
         self._release(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -198,9 +233,9 @@ class Scheduler:
             budget -= count
 
     def _num_next(self, request: Request, budget: int) -> int:
-        """How many of a request's tokens the step computes, at least one."""
-        done = request.num_computed_tokens
-        count = min(request.num_tokens - done, self.limits.prefill_chunk, budget)
+        """How many of a request's tokens the step computes: one or more, as long as there are any."""
+        done = request.num_started_tokens
+        count = min(request.num_computable_tokens - done, self.limits.prefill_chunk, budget)
         return count if self.prefix_cache is None else self.prefix_cache.step_end(request, done + count) - done
 
     def _take_cached(self, request: Request) -> None:
@@ -227,7 +262,7 @@ class Scheduler:
         certain, possible = 0, 0
         for other in (*self.running, request):
             # tokens it has now, one more than is computed before the next draw
-            known = self._missing_blocks(other, other.num_tokens)
+            known = self._missing_blocks(other, other.num_tokens + other.num_pending_tokens)
             certain += known
             possible += max(self._full_blocks(other) - len(other.block_ids) - known, 0)
         needed = certain + int(self.limits.reserve * possible + 0.999999)
@@ -235,14 +270,21 @@ class Scheduler:
 
     # -- after the step ----------------------------------------------------------------------------------------------
     def update(self, schedule: Schedule) -> list[Request]:
-        """Book a step that was computed; returns the requests that have caught up, in the step's order."""
+        """Book a step that was computed; returns the requests that have caught up, in the step's order.
+
+        What has ended since it was scheduled is passed over.
+        """
         caught_up = []
         for request, count in schedule.num_tokens.items():
+            if request.state is not RequestState.RUNNING:
+                continue
             request.num_computed_tokens += count
+            request.num_in_flight_tokens -= count
             assert request.num_computed_tokens <= request.num_tokens, request.request_id
             if self.prefix_cache is not None:
                 self.prefix_cache.keep(request)
-            if request.num_computed_tokens == request.num_tokens:
+            if request in schedule.ready:
+                request.num_pending_tokens -= request.max_output_tokens > 0
                 caught_up.append(request)
         return caught_up
 
@@ -277,6 +319,7 @@ class Scheduler:
         if self.states is not None:
             self.states.close(request)
         request.num_kept_blocks = request.num_computed_tokens = 0
+        request.num_in_flight_tokens = request.num_pending_tokens = 0
 
     def _missing_blocks(self, request: Request, num_tokens: int) -> int:
         return max(blocks_for(num_tokens, self.limits.block_size) - len(request.block_ids), 0)

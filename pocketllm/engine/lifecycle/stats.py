@@ -58,3 +58,11 @@ class Counters:
     num_cancelled: int = 0
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+
+    def count(self, num_tokens: int, num_seqs: int) -> None:
+        """A forward pass more; none where nothing was computed."""
+        if num_tokens:
+            self.num_steps += 1
+            self.num_step_tokens += num_tokens
+            self.max_step_tokens = max(self.max_step_tokens, num_tokens)
+            self.max_step_seqs = max(self.max_step_seqs, num_seqs)

@@ -38,9 +38,7 @@ class Draw:
     """How one row's token is drawn; in the order of the fields: allowed tokens, edits, temperature, filters."""
 
     row: int
-    """Of the step's logits."""
-    token_id: int | None = None
-    """What the host has drawn itself; nothing else matters then."""
+    """Of the step's logits; each row is drawn from once at most."""
     allowed: npt.NDArray[np.bool_] | None = None
     """Tokens that may be drawn, others being forbidden; of a vocabulary as long or longer. None: all."""
     edits: Sequence[Edit] = ()
