@@ -67,11 +67,13 @@ def inspect(
 
 def report_on(checkpoint: "Checkpoint") -> dict[str, Any]:
     """The report, with what families and the tokenizer say of this checkpoint."""
+    from pocketllm.engine.models.header import nextn_tensors
     from pocketllm.engine.models.registry import family_or_reason
     from pocketllm.engine.weights.inspection import inspect_checkpoint, readable
 
     family = family_or_reason(str(readable(checkpoint, "general.architecture") or "(none named)"))
-    return inspect_checkpoint(checkpoint, family, tokenizer_reasons(checkpoint))
+    unread = frozenset() if isinstance(family, str) else nextn_tensors(checkpoint)
+    return inspect_checkpoint(checkpoint, family, tokenizer_reasons(checkpoint), unread)
 
 
 def tokenizer_reasons(checkpoint: "Checkpoint") -> list[str]:
@@ -161,8 +163,18 @@ def overview(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("file", f"{size_text(report['num_bytes'])} in {len(files)} file{'s' * (len(files) != 1)}"),
         ("format", file_format(report)),
         ("tensors", f"{report['num_tensors']:,} (--tensors lists them)"),
+        *not_loaded(report["not_loaded"]),
         ("tokenizer", printable(f"{kind}{tokens}, {template} a chat template")),
     ]
+
+
+def not_loaded(unread: dict[str, Any]) -> list[tuple[str, str]]:
+    """Layers that predict further tokens, where there are some."""
+    if not unread["tensors"]:
+        return []
+    blocks = ", ".join(f"blk.{number}" for number in unread["layers"])
+    what = f"{blocks}: {unread['tensors']:,} tensors, {size_text(unread['bytes'])}"
+    return [("not loaded", f"{what}, which predict further tokens (NextN)")]
 
 
 def file_format(report: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
+from pocketllm.engine.models.header import nextn_tensors
 from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.errors import UnsupportedFeatureError
 
@@ -201,7 +202,7 @@ def unreadable_tensors(
     tables: see `ModelCapability.tables`.
     """
     examples: dict[str, list[str]] = {}
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in loaded_tensors(checkpoint).items():
         is_readable = tensor.quant_type in capability.quant_types or name.split(".", 2)[-1] in tables
         if len(tensor.shape) < 2:
             is_readable = is_readable or tensor.quant_type in PLAIN_TYPES
@@ -406,12 +407,18 @@ def gib(num_bytes: int) -> str:
 def weights_bytes(checkpoint: Checkpoint, capability: BackendCapability) -> int:
     """Bytes the weights take once the backend has loaded them; vectors are float32 everywhere."""
     total = 0.0
-    for tensor in checkpoint.tensors.values():
+    for tensor in loaded_tensors(checkpoint).values():
         per_element = capability.weight_bytes_per_element.get(tensor.quant_type)
         if len(tensor.shape) < 2:
             per_element = 4.0
         total += tensor.num_bytes if per_element is None else prod(tensor.shape) * per_element
     return ceil(total)
+
+
+def loaded_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Tensor descriptions by name, without those of layers that are not computed."""
+    unread = nextn_tensors(checkpoint)
+    return {name: tensor for name, tensor in checkpoint.tensors.items() if name not in unread}
 
 
 def histogram(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:

@@ -127,6 +127,36 @@ OWN_BASE: Mapping[str, Mapping[str, Any]] = {
         "hyper_connection.epsilon": 1e-6,
         "hash_layer_count": 1,
     },
+    "glm5-next": {
+        "block_count": 4,
+        "attention.head_count_kv": [0, 1, 0, 1],
+        "attention.q_lora_rank": 48,
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_mla": 24,
+        "attention.value_length_mla": 20,
+        "attention.indexer.head_count": 16,
+        "attention.indexer.key_length": 16,
+        "attention.indexer.top_k": 16,
+        "attention.indexer.kpool": 4,
+        "attention.indexer.kpool_select_tail": True,
+        "rope.dimension_count": 0,
+        "kda.head_dim": 16,
+        "kda.gate_lower_bound": -5.0,
+        "ssm.conv_kernel": 4,
+        "leading_dense_block_count": 1,
+        **EXPERTS,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "swiglu_clamp_exp": [10.0] * 4,
+        "swiglu_clamp_shexp": [10.0] * 4,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 20,
+        "hyper_connection.epsilon": 1e-6,
+    },
     "lfm2": SHORT_CONV,
     "lfm2moe": {**SHORT_CONV, **EXPERTS, "leading_dense_block_count": 1, "expert_gating_func": 2},
     "deepseek2": LATENT,
@@ -249,7 +279,7 @@ def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
         values = random.standard_normal(shapes[name]) * scale + around
         if name.endswith("ssm_a"):
             values = -np.exp(values)  # a decay grows nothing
-        elif name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+        elif "ssm_conv1d" in name or name.endswith("shortconv.conv.weight"):
             values *= 4  # or what comes after sees little of it
         tensors[name] = values.astype(np.float32)
         if name.endswith("tid2eid.weight"):  # experts of each token id, none of them twice

@@ -49,7 +49,6 @@ def test_one_number_of_key_heads_is_that_of_all_layers() -> None:
         (PATTERN, [True], "metadata key mimo2.attention.sliding_window_pattern is [True]: it must say true or false"),
         ("rope.dimension_count", 26, "mimo2.rope.dimension_count=26 must be even and at most the head's 24 values"),
         ("attention.value_scale", 0.0, "metadata key mimo2.attention.value_scale is 0.0: it must be a number above 0"),
-        ("nextn_predict_layers", 1, "mimo2.nextn_predict_layers=1 is not supported by family mimo2"),
         ("expert_shared_count", 1, "mimo2.expert_shared_count=1 is not supported by family mimo2"),
         ("block_count", 2**32 - 1, "metadata key mimo2.attention.sliding_window_pattern is [False, True]: it must say"),
     ],

@@ -26,6 +26,7 @@ def reasons(path: Path, architecture: str, **spoiled: Any) -> list[str]:
 
 
 FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp", "deepseek4")
+FAMILIES += ("glm5-next",)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -52,6 +53,12 @@ CACHES = {
     "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16), KVSpec(2, 2, 32, 32))),
     "qwen4exp": SeveralCaches(
         (*HYBRID.parts[:1], LatentSpec(1, 16), *HYBRID.parts[1:], StateSpec(1, (9, 256)), StateSpec(1, (2, 1)))
+    ),
+    "glm5-next": SeveralCaches(
+        (
+            *(LatentSpec(2, 32), CompressedSpec(2, 16, 4), StateSpec(2, (3, 32))),
+            *(StateSpec(2, (3, 64), (4, 16, 16)), StateSpec(2, (3, 64)), StateSpec(2, (3, 64))),
+        )
     ),
     "deepseek4": SeveralCaches(
         (
@@ -134,7 +141,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("qwen35", "ssm__inner_size", 66, "metadata key qwen35.ssm.inner_size is 66: it must divide by 4"),
     ("qwen35", "ssm__group_count", 3, "metadata key qwen35.ssm.time_step_rank is 4: it must divide by 3"),
     ("qwen35", "ssm__conv_kernel", 5, "ssm_conv1d.weight has shape (128, 4), expected (128, 5)"),
-    ("qwen35", "nextn_predict_layers", 1, "qwen35.nextn_predict_layers=1 is not supported by family qwen35"),
+    ("qwen35", "nextn_predict_layers", 4, "qwen35.nextn_predict_layers=4 leaves none of the layers"),
     ("qwen3next", "expert_used_count", 9, "qwen3next.expert_used_count is 9: there are only 8 experts"),
     ("qwen35moe", "expert_gating_func", 2, "qwen35moe.expert_gating_func=2 is not supported by family qwen35moe"),
     ("gpt-oss", "expert_used_count", 9, "gpt-oss.expert_used_count is 9: there are only 8 experts"),
@@ -168,7 +175,20 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("deepseek4", "expert_used_count", 9, "deepseek4.expert_used_count is 9: there are only 8 experts"),
     ("deepseek4", "swiglu_clamp_exp", [10.0], "deepseek4.swiglu_clamp_exp is [10.0]: it must be a number above 0 for"),
     ("deepseek4", "hash_layer_count", 2, "missing tensors: blk.1.ffn_gate_tid2eid.weight"),
-    ("deepseek4", "nextn_predict_layers", 1, "deepseek4.nextn_predict_layers=1 is not supported by family deepseek4"),
+    ("glm5-next", "attention__head_count_kv", [0, 0, 0, 0], "it must be 1 for each layer with attention, 0 for the"),
+    ("glm5-next", "attention__head_count_kv", [0, 2, 0, 2], "it must be 1 for each layer with attention, 0 for the"),
+    ("glm5-next", "attention__head_count_kv", [1, 0], "glm5-next.attention.head_count_kv is [1, 0]: it must be 1 for"),
+    ("glm5-next", "attention__key_length", 48, "attention.key_length is 48: without rotation it must be the rank 32"),
+    ("glm5-next", "attention__indexer__kpool", 3, "attention.indexer.kpool is 3: it must be above 1 and divide the 16"),
+    ("glm5-next", "attention__indexer__kpool_select_tail", False, "kpool_select_tail=False is not supported by family"),
+    ("glm5-next", "attention__indexer__types", [True, False, True, True], "and true for the first with attention"),
+    ("glm5-next", "rope__dimension_count", 16, "glm5-next.rope.dimension_count=16 is not supported by family"),
+    ("glm5-next", "kda__gate_lower_bound", 5.0, "kda.gate_lower_bound is 5.0: it must be a number below 0"),
+    ("glm5-next", "expert_gating_func", 4, "glm5-next.expert_gating_func is 4: it must be 2, sigmoid"),
+    ("glm5-next", "expert_group_count", 2, "glm5-next.expert_group_count=2 is not supported by family glm5-next"),
+    ("glm5-next", "swiglu_clamp_exp", [10.0, -1.0, 1.0, 1.0], "swiglu_clamp_exp is [10.0, -1.0, 1.0, 1.0]: it must be"),
+    ("glm5-next", "ssm__conv_kernel", 5, "ssm_conv1d_q.weight has shape (1, 64, 1, 4), expected (1, 64, 1, 5)"),
+    ("glm5-next", "leading_dense_block_count", 2, "missing tensors: blk.1.ffn_gate.weight"),
     ("gemma4", "attention__head_count_kv", [2, 2, 4, 2], "is [2, 2, 4, 2]: layers of a kind must have one"),
     ("gemma4", "attention__shared_kv_layers", 3, "a layer shares keys that none has"),
     ("gemma4", "feed_forward_length", [96, 96], "is [96, 96]: it must be a whole number above 0 for each layer"),

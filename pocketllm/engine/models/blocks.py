@@ -70,7 +70,7 @@ def read_dense_shape(header: HeaderReader, vocab_size: int = 0, intermediate: in
     hidden, num_heads = header.count("embedding_length"), header.one_count("attention.head_count")
     head_dim = header.count("attention.key_length", hidden // num_heads)
     return DenseShape(
-        num_layers=header.count("block_count"),
+        num_layers=header.num_layers(),
         hidden=hidden,
         num_heads=num_heads,
         num_kv_heads=header.one_count("attention.head_count_kv", num_heads),
@@ -106,6 +106,7 @@ def read_windows(header: HeaderReader, num_layers: int, period: int, size: int |
     pattern = header.metadata.get(name, period)
     if not is_list(pattern):
         return Windows(size, header.count("attention.sliding_window_pattern", period))
+    pattern = header.of_layers(pattern, num_layers)
     if len(pattern) != num_layers or any(flag not in (0, 1) for flag in pattern):
         header.problems.append(f"metadata key {name} is {short(pattern)}: it must say true or false for each layer")
         return Windows(None, 1)
@@ -153,7 +154,7 @@ def dense_unmet(
         neutral,
         lambda: [
             *bad_geometry(header.architecture, shape, checkpoint.metadata),
-            *misfit(checkpoint.tensors, *tensor_shapes()),
+            *misfit(checkpoint, *tensor_shapes()),
         ],
     )
 

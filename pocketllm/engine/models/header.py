@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from pocketllm.errors import GGUFError
 
 MOST_NAMED = 8
 """Tensors that a reason names one by one before it only counts them."""
+NEXTN = "nextn_predict_layers"
+"""How many of a file's last layers predict further tokens; they are not computed, and so not loaded."""
 
 
 def whole_number(value: Any) -> int | None:
@@ -57,9 +59,14 @@ class HeaderReader:
         if not is_list(value):
             # a number of layers that no file could fill is refused later, by the number of tensors
             return (self._count(name, value),) * min(num_layers, 1 << 16)
-        if len(value) != num_layers or any((whole_number(count) or 0) < 1 for count in value):
+        own = self.of_layers(value, num_layers)
+        if len(own) != num_layers or any((whole_number(count) or 0) < 1 for count in own):
             return (self._problem(name, value, "it must be a whole number above 0 for each layer"),)
-        return tuple(int(count) for count in value)
+        return tuple(int(count) for count in own)
+
+    def of_layers(self, listed: Sequence[Any], num_layers: int) -> Sequence[Any]:
+        """What a list that may go on for layers that predict further tokens says of the others."""
+        return listed[:num_layers] if len(listed) == num_layers + self.count_or_none(NEXTN) else listed
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
@@ -67,6 +74,15 @@ class HeaderReader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
             return self._problem(name, value, "it must be a number above 0")
         return float(value)
+
+    def num_layers(self) -> int:
+        """Layers that are computed: `block_count` without those that predict further tokens, which come last."""
+        num_blocks, num_nextn = self.count("block_count"), self.count_or_none(NEXTN)
+        if num_nextn >= num_blocks:
+            self.problems.append(
+                f"{self.architecture}.{NEXTN}={num_nextn} leaves none of the layers ({self.architecture}.block_count)"
+            )
+        return max(num_blocks - num_nextn, 1)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
@@ -116,16 +132,42 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def misfit(
-    tensors: Mapping[str, Any], needed: Mapping[str, Sequence[int]], optional: Mapping[str, Sequence[int]]
-) -> list[str]:
+class Header(Protocol):
+    """The part of a checkpoint that is there before a weight is read; `contract.Checkpoint` has more."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """GGUF metadata by key."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Tensor descriptions by name, each with its `shape`."""
+
+
+def nextn_tensors(checkpoint: Header) -> frozenset[str]:
+    """Names of the tensors of layers that predict further tokens: they are not computed, and so not loaded."""
+    architecture = checkpoint.metadata.get("general.architecture")
+    header = HeaderReader(checkpoint.metadata, str(architecture))
+    if not header.has(NEXTN):
+        return frozenset()
+    first = header.num_layers()
+    if header.problems:
+        return frozenset()
+    numbers = {name: name.split(".")[1] for name in checkpoint.tensors if name.startswith("blk.")}
+    return frozenset(name for name, number in numbers.items() if number.isdecimal() and int(number) >= first)
+
+
+def misfit(checkpoint: Header, needed: Mapping[str, Sequence[int]], optional: Mapping[str, Sequence[int]]) -> list[str]:
     """Reasons for tensors that are missing, of another shape, or not known to the family.
 
-    A tensor that would be ignored is a reason too: a model without it would not be the one in the file.
+    A tensor that would be ignored is a reason too: a model without it would not be the one in the file. Layers that
+    predict further tokens are no part of the model.
     """
+    tensors = checkpoint.tensors
     known = {**needed, **optional}
     missing = [name for name in needed if name not in tensors]
-    strange = [name for name in tensors if name not in known]
+    unread = nextn_tensors(checkpoint)
+    strange = [name for name in tensors if name not in known and name not in unread]
     wrong = [
         f"tensor {name} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}"
         for name, shape in known.items()

@@ -4,12 +4,13 @@ Works for every architecture and every tensor type, known or not; reads no tenso
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.catalog import model_name
 from pocketllm.engine.weights.checkpoint import Checkpoint
+from pocketllm.engine.weights.gguf import TensorInfo
 from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import GGUFError
 
@@ -47,16 +48,20 @@ class Family(Protocol):
         """Every reason why this checkpoint cannot run in this family."""
 
 
-def inspect_checkpoint(checkpoint: Checkpoint, family: Family | str, problems: Sequence[str] = ()) -> dict[str, Any]:
+def inspect_checkpoint(
+    checkpoint: Checkpoint, family: Family | str, problems: Sequence[str] = (), unread: Collection[str] = ()
+) -> dict[str, Any]:
     """The whole report, JSON-able; sizes in bytes.
 
     family: the architecture's family, or the sentence that says why there is none. problems: what else is missing to
-    run it (the tokenizer's reasons). `errors` holds what is damaged in the header, `missing` what this tool lacks.
+    run it (the tokenizer's reasons). unread: tensors of layers that are never loaded. `errors` holds what is damaged in
+    the header, `missing` what this tool lacks.
     """
     metadata, errors = describe_metadata(checkpoint)
     parameters = sum(tensor.num_elements for tensor in checkpoint.tensors.values())
     tensor_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
-    missing = [*family_reasons(checkpoint, family), *type_reasons(checkpoint), *problems]
+    loaded = [tensor for name, tensor in checkpoint.tensors.items() if name not in unread]
+    missing = [*family_reasons(checkpoint, family), *type_reasons(checkpoint, unread), *problems]
     return {
         "name": model_name(checkpoint.path),
         "title": metadata.get("general.name"),
@@ -73,7 +78,12 @@ def inspect_checkpoint(checkpoint: Checkpoint, family: Family | str, problems: S
         "bits_per_weight": round(8 * tensor_bytes / parameters, 3) if parameters else None,
         "files": [{"name": path.name, "bytes": path.stat().st_size} for path in checkpoint.files],
         "quant_types": describe_types(checkpoint),
-        "memory": memory_plan(checkpoint, family, parameters, tensor_bytes),
+        "not_loaded": {
+            "layers": sorted({int(name.split(".")[1]) for name in unread}),
+            "tensors": len(unread),
+            "bytes": tensor_bytes - sum(tensor.num_bytes for tensor in loaded),
+        },
+        "memory": memory_plan(checkpoint, family, loaded),
         "tokenizer": describe_tokenizer(checkpoint),
         "metadata": metadata,
         "tensors": [
@@ -94,14 +104,15 @@ def family_reasons(checkpoint: Checkpoint, family: Family | str) -> list[str]:
         return [str(error)]
 
 
-def type_reasons(checkpoint: Checkpoint) -> list[str]:
+def type_reasons(checkpoint: Checkpoint, unread: Collection[str]) -> list[str]:
     """One reason for each tensor type without a decoder, with its number of tensors and one of their names."""
     reasons = []
-    for quant_type, (count, _) in checkpoint.quant_histogram().items():
-        if quant_type not in quant.known_types():
-            example = next(t for t in checkpoint.tensors.values() if t.quant_type == quant_type)
+    for quant_type in checkpoint.quant_histogram():
+        of_type = [t for t in checkpoint.tensors.values() if t.quant_type == quant_type and t.name not in unread]
+        if quant_type not in quant.known_types() and of_type:
+            example = of_type[0]
             reasons.append(
-                f"{quant.why_not(quant_type)} ({count} tensors, such as {example.name}: id {example.type_id})"
+                f"{quant.why_not(quant_type)} ({len(of_type)} tensors, such as {example.name}: id {example.type_id})"
             )
     return reasons
 
@@ -182,15 +193,16 @@ def finite(value: Any) -> Any:
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-def memory_plan(checkpoint: Checkpoint, family: Family | str, parameters: int, tensor_bytes: int) -> dict[str, Any]:
+def memory_plan(checkpoint: Checkpoint, family: Family | str, loaded: Sequence[TensorInfo]) -> dict[str, Any]:
     """Bytes of the weights and of the cache, per token and for the whole context, by the cache's element type; and of
     a request's recurrent states.
 
-    From the family when there is one that reads the header, else an estimate for plain attention; None: not known.
+    loaded: tensors that are. From the family when there is one that reads the header, else an estimate for plain
+    attention; None: not known.
     """
     plan: dict[str, Any] = {
-        "weights_bytes": tensor_bytes,
-        "weights_float32_bytes": 4 * parameters,
+        "weights_bytes": sum(tensor.num_bytes for tensor in loaded),
+        "weights_float32_bytes": 4 * sum(tensor.num_elements for tensor in loaded),
         "source": None,
         "context_length": None,
         "kv_bytes_per_token": None,

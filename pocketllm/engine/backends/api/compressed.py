@@ -13,8 +13,9 @@ class Compressor:
 
     A token gives values and gates. An entry is the sum of its tokens' values weighed by a softmax, over the tokens, of
     gate + position, for each of the `dim` places by itself; then normed, and its last places rotated as neighbors at
-    the group's first token. Where groups overlap, a token has two of each: the first for the entry of the group after
-    its own, the second for its own group's, so that an entry is a sum over 2 · ratio tokens, but the first one.
+    the group's first token, where there is a norm and are frequencies. Where groups overlap, a token has two of each:
+    the first for the entry of the group after its own, the second for its own group's, so that an entry is a sum over
+    2 · ratio tokens, but the first one.
     """
 
     ratio: int
@@ -22,9 +23,9 @@ class Compressor:
     overlaps: bool
     position: Any
     """[ratio, width] added to the gates of a group's tokens."""
-    norm: Any
+    norm: Any | None = None
     """`ops.Norm` of an entry."""
-    inv_freq: Any
+    inv_freq: Any | None = None
     """As `rope_angles` takes it."""
 
     @property
@@ -67,11 +68,11 @@ class SoftConnection:
 class LimitedExperts:
     """Experts whose gate is at most `limit` and whose other half lies within ±limit, before silu(gate) · up.
 
-    A score is √softplus(logit). routes: [vocab, num_used] the experts of each token id, which only its scores weigh;
-    None: those of the highest score + bias.
+    routes: [vocab, num_used] the experts of each token id, which only its scores weigh; None: those of the highest
+    score + bias.
     """
 
     experts: Any
-    """`ops.Experts`; its routing's gating is not looked at."""
+    """`ops.Experts`, all of them one group."""
     limit: float
-    routes: npt.NDArray[np.int32] | None
+    routes: npt.NDArray[np.int32] | None = None

@@ -22,7 +22,7 @@ from pocketllm.engine.backends.api.attention import (
 )
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
-from pocketllm.engine.backends.api.recurrent import DeltaNet
+from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
 
 Tensor = Any
@@ -69,6 +69,8 @@ class Gating(Enum):
     """over all experts"""
     SIGMOID = "sigmoid"
     """of each by itself"""
+    SQRT_SOFTPLUS = "sqrt_softplus"
+    """the root of ln(1 + e^logit), of each by itself; `limited_mixture` alone has it"""
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ class Ops(Protocol):
         """Causal attention of each sequence's new tokens over its cached rows, which are read once for all heads.
 
         softmax((q_latent · latent + q_rope · key) · scale) · latent. q_latent: [tokens, heads * rank]; q_rope: [tokens,
-        heads * rope_dim]; the result as q_latent. selection: as `select_keys` gave it in this step; None: all rows.
+        heads * rope_dim], of no columns where nothing rotates; the result as q_latent. selection: as `select_keys` or
+        `select_pools` gave it in this step; None: all rows.
         """
 
     def select_keys(
@@ -314,6 +317,11 @@ class Ops(Protocol):
     ) -> Selection:
         """`select_keys` among the entries of whole groups up to each token, for `window_attention`."""
 
+    def select_pools(
+        self, q: Tensor, weights: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selection:
+        """`select_entries`, for `latent_attention`: the tokens of those groups, and those after the last whole one."""
+
     def window_attention(
         self,
         q: Tensor,
@@ -385,6 +393,25 @@ class Ops(Protocol):
         k of length one and q divided by √key_dim, a head's S ← exp(rate · softplus(step + time_bias)) · S, then
         S ← S + k ⊗ sigmoid(share) · (v - Sᵀk), and the result is Sᵀq. S is the state in the sequence's slot, zeros for
         a sequence that begins; it is left updated, in place.
+        """
+
+    def kimi_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Tensor,
+        share: Tensor,
+        net: KimiDelta,
+        states: States,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        """`gated_delta` with a decay for each value of a key, and queries, keys and values of as many heads.
+
+        q, k, v: [tokens, heads * dim], the result as v; step: logits of the same shape, share: [tokens, heads]. With
+        z = step + time_bias, row i of a head's S is multiplied by exp(lower_bound · sigmoid(-rate · z_i)), or without a
+        bound by exp(rate · softplus(z_i)).
         """
 
     def copy_blocks(self, cache: KVCache, sources: Int32Array, targets: Int32Array) -> None:

@@ -1,4 +1,4 @@
-"""What recurrent layers ask of a backend: the geometry and the small weights of a Gated DeltaNet layer."""
+"""What recurrent layers ask of a backend: the geometry and the small weights of a delta rule."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,3 +22,22 @@ class DeltaNet:
     """[num_value_heads] -exp(A_log), below zero."""
     time_bias: Any
     """[num_value_heads] added to the time step's logits before their softplus."""
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """One layer of Kimi Delta Attention (Kimi Team 2025, "Kimi Linear", arXiv 2510.26692), convolutions aside.
+
+    The gated delta rule with a decay of its own for each value of a key.
+    """
+
+    num_heads: int
+    """Of queries, keys and values alike."""
+    dim: int
+    """Of each."""
+    rate: Any
+    """[num_heads] -exp(A_log), below zero."""
+    time_bias: Any
+    """[num_heads * dim] added to the time step's logits."""
+    lower_bound: float | None
+    """Below zero: what the logarithm of a decay never reaches; None: it has no bound."""

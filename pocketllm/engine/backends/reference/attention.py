@@ -25,6 +25,10 @@ class PagedCache:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
 
+    @property
+    def block_size(self) -> int:
+        return self.keys[0].shape[1]
+
 
 @dataclass(frozen=True)
 class SequencePlan:

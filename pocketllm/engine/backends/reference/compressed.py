@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, IndexerSpec
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
-from pocketllm.engine.backends.api.ops import Routing
 from pocketllm.engine.backends.reference import streams as residual
-from pocketllm.engine.backends.reference.attention import TILE, attend
-from pocketllm.engine.backends.reference.recurrent import segments, softplus
+from pocketllm.engine.backends.reference.attention import TILE, StepPlan, attend
+from pocketllm.engine.backends.reference.recurrent import segments
 from pocketllm.engine.backends.reference.rows import pad_rows
 
 
@@ -86,10 +85,13 @@ def entry_of(own: Tensor, before: Tensor | None, entry: int, how: Compressor) ->
         values = torch.cat([before[:, : how.dim], values])
         gates = torch.cat([before[:, how.width : how.width + how.dim] + how.position[:, : how.dim], gates])
     powers = (gates - gates.amax(0)).exp_()
-    mixed = (values * (powers / powers.sum(0))).sum(0)[None]
-    normed = functional.rms_norm(mixed, how.norm.weight.shape, how.norm.weight, how.norm.eps)
+    mixed: Tensor = (values * (powers / powers.sum(0))).sum(0)[None]
+    if how.norm is not None:
+        mixed = functional.rms_norm(mixed, how.norm.weight.shape, how.norm.weight, how.norm.eps)
+    if how.inv_freq is None:
+        return mixed[0]
     angle = how.inv_freq.double() * (entry * how.ratio)
-    return turned(normed, angle.cos().float(), angle.sin().float())[0]
+    return turned(mixed, angle.cos().float(), angle.sin().float())[0]
 
 
 def select_entries(
@@ -109,6 +111,22 @@ def select_entries(
             worth = residual.total([*(matches * weights[row][:, None])])
             best = torch.sort(worth, descending=True, stable=True).indices[: spec.top_k]
             selection.append(best.sort().values)
+    return selection
+
+
+def select_pools(
+    q: Tensor, weights: Tensor, cache: CompressedCache, layer: int, step: StepPlan, spec: IndexerSpec
+) -> list[Tensor]:
+    """For each sequence, True where a query does not look: [queries, 1, keys], as `SequencePlan.hidden`."""
+    picked, selection = select_entries(q, weights, cache, layer, step.batch, spec), []
+    for plan in step.sequences:
+        hidden = plan.hidden(None)
+        for row, position in enumerate(range(plan.length - (plan.last - plan.first), plan.length)):
+            best, whole = picked[plan.first + row], (position + 1) // cache.ratio
+            if best is not None:
+                groups = hidden[row, 0, : whole * cache.ratio].view(whole, cache.ratio)
+                groups.fill_(True)[best] = False
+        selection.append(hidden)
     return selection
 
 
@@ -187,18 +205,6 @@ def limited_silu_mul(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """silu(min(gate, limit)) · up within ±limit, spelled out as `ReferenceOps.silu_mul` is."""
     gate = gate.clamp(max=limit)
     return (gate / gate.neg().exp_().add_(1)).mul_(up.clamp(-limit, limit))
-
-
-def soft_routes(logits: Tensor, routing: Routing, routes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each token's experts and their weights: [tokens, num_used] each; see `LimitedExperts`."""
-    scores = softplus(logits).sqrt_()
-    if routes is None:
-        ranked = scores if routing.bias is None else scores + routing.bias
-        routes = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, : routing.num_used]
-    weights = scores.gather(-1, routes)
-    if routing.normalized:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return routes, weights * routing.scale
 
 
 def limited_outputs(x: Tensor, chosen: Tensor, limited: LimitedExperts) -> Tensor:

@@ -18,6 +18,10 @@ class LatentCache:
 
     rows: Sequence[Tensor]
 
+    @property
+    def block_size(self) -> int:
+        return self.rows[0].shape[1]
+
 
 def latent_attention(
     q_latent: Tensor,

@@ -5,26 +5,37 @@ from torch import Tensor
 from torch.nn import functional
 
 from pocketllm.engine.backends.api.ops import BoundedExperts, Gating, Routing
+from pocketllm.engine.backends.reference.recurrent import softplus
 from pocketllm.engine.backends.reference.rows import pad_rows
 
 
-def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Each token's experts, best first, and their weights: [tokens, num_used] each. logits: [tokens, experts]."""
+def route(logits: Tensor, routing: Routing, routes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Each token's experts, best first, and their weights: [tokens, num_used] each. logits: [tokens, experts].
+
+    routes: the experts, where scores do not choose them.
+    """
     match routing.gating:
         case Gating.SOFTMAX:
             powers = (logits - logits.amax(-1, keepdim=True)).exp_()
             scores = powers / powers.sum(-1, keepdim=True)
         case Gating.SIGMOID:
             scores = 1 / logits.neg().exp_().add_(1)
-    ranked = scores if routing.bias is None else scores + routing.bias
-    if routing.num_groups > 1:
-        ranked = in_best_groups(ranked, routing)
-    # a stable sort: topk promises nothing about equal scores
-    chosen = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, : routing.num_used]
+        case Gating.SQRT_SOFTPLUS:
+            scores = softplus(logits).sqrt_()
+    chosen = best_experts(scores, routing) if routes is None else routes
     weights = scores.gather(-1, chosen)
     if routing.normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return chosen, weights * routing.scale
+
+
+def best_experts(scores: Tensor, routing: Routing) -> Tensor:
+    """Those of the highest score + bias, best first: [tokens, num_used]."""
+    ranked = scores if routing.bias is None else scores + routing.bias
+    if routing.num_groups > 1:
+        ranked = in_best_groups(ranked, routing)
+    # a stable sort: topk promises nothing about equal scores
+    return torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, : routing.num_used]
 
 
 def in_best_groups(ranked: Tensor, routing: Routing) -> Tensor:

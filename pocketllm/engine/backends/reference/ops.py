@@ -19,14 +19,21 @@ from pocketllm.engine.backends.api.attention import (
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, HyperConnection, Norm, Projection, RopeLayout
-from pocketllm.engine.backends.api.recurrent import DeltaNet
+from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference import compressed, indexed
 from pocketllm.engine.backends.reference import latent as mla
 from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
 from pocketllm.engine.backends.reference.mixture import bounded_outputs, expert_outputs, route, weighted_sum
-from pocketllm.engine.backends.reference.recurrent import StateSlots, convolve, copy_slots, delta_rule, new_slots
+from pocketllm.engine.backends.reference.recurrent import (
+    StateSlots,
+    convolve,
+    copy_slots,
+    delta_rule,
+    kimi_delta_rule,
+    new_slots,
+)
 from pocketllm.engine.backends.reference.rows import pad_rows
 from pocketllm.engine.weights import quant
 
@@ -128,20 +135,20 @@ class ReferenceOps:
         return out.view(len(x), -1)
 
     def store_kv(self, cache: PagedCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        slots = self._plan(cache.keys, batch).slots
+        slots = self._plan(batch, cache.block_size).slots
         for kept, new in ((cache.keys[layer], k), (cache.values[layer], v)):
             flat = kept.view(-1, kept.shape[2] * kept.shape[3])
             flat.index_copy_(0, slots, new)
 
     def attention(self, q: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
-        return paged_attention(q, cache, layer, self._plan(cache.keys, batch), spec)
+        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size), spec)
 
     def project_heads(self, x: Tensor, weight: Tensor) -> Tensor:
         return mla.project_heads(x, weight)
 
     def store_latent(self, cache: mla.LatentCache, layer: int, batch: ForwardBatch, *parts: Tensor) -> None:
         rows = cache.rows[layer]
-        slots = self._plan(cache.rows, batch).slots
+        slots = self._plan(batch, cache.block_size).slots
         rows.view(-1, rows.shape[-1]).index_copy_(0, slots, torch.cat(parts, -1))
 
     def latent_attention(
@@ -154,7 +161,7 @@ class ReferenceOps:
         spec: LatentAttentionSpec,
         selection: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        step = self._plan(cache.rows, batch)
+        step = self._plan(batch, cache.block_size)
         return mla.latent_attention(q_latent, q_rope, cache.rows[layer], step, spec, selection)
 
     def select_keys(
@@ -166,7 +173,7 @@ class ReferenceOps:
         batch: ForwardBatch,
         spec: IndexerSpec,
     ) -> list[Tensor]:
-        return mla.select_keys(q, weights, cache.rows[layer], self._plan(cache.rows, batch), spec)
+        return mla.select_keys(q, weights, cache.rows[layer], self._plan(batch, cache.block_size), spec)
 
     def open_streams(self, x: Tensor, num_streams: int) -> Tensor:
         return x.repeat(1, num_streams)
@@ -194,7 +201,7 @@ class ReferenceOps:
     def select_groups(
         self, q: Tensor, cache: mla.LatentCache, layer: int, batch: ForwardBatch, index: GroupIndex
     ) -> Sequence[Tensor]:
-        return indexed.select_groups(q, cache.rows[layer], self._plan(cache.rows, batch), index)
+        return indexed.select_groups(q, cache.rows[layer], self._plan(batch, cache.block_size), index)
 
     def selected_attention(
         self,
@@ -205,12 +212,12 @@ class ReferenceOps:
         spec: AttentionSpec,
         selection: Sequence[Tensor],
     ) -> Tensor:
-        return indexed.selected_attention(q, cache, layer, self._plan(cache.keys, batch), spec, selection)
+        return indexed.selected_attention(q, cache, layer, self._plan(batch, cache.block_size), spec, selection)
 
     def sink_attention(
         self, q: Tensor, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
-        return paged_attention(q, cache, layer, self._plan(cache.keys, batch), spec, sinks)
+        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size), spec, sinks)
 
     def rope_last(self, x: Tensor, angles: Tensor, head_dim: int, inverse: bool = False) -> Tensor:
         cos, sin = angles
@@ -242,6 +249,17 @@ class ReferenceOps:
     ) -> Sequence[Tensor | None]:
         return compressed.select_entries(q, weights, cache, layer, batch, spec)
 
+    def select_pools(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: compressed.CompressedCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: IndexerSpec,
+    ) -> Sequence[Tensor]:
+        return compressed.select_pools(q, weights, cache, layer, self._plan(batch, cache.block_size), spec)
+
     def window_attention(
         self,
         q: Tensor,
@@ -269,7 +287,7 @@ class ReferenceOps:
     def limited_mixture(self, x: Tensor, experts: LimitedExperts, input_ids: npt.NDArray[np.int32]) -> Tensor:
         routes = None if experts.routes is None else torch.from_numpy(experts.routes[input_ids].astype(np.int64))
         logits = self.project(x, experts.experts.router)[0]
-        chosen, weights = compressed.soft_routes(logits, experts.experts.routing, routes)
+        chosen, weights = route(logits, experts.experts.routing, routes)
         return weighted_sum(compressed.limited_outputs(x, chosen, experts), weights)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -316,6 +334,20 @@ class ReferenceOps:
         batch: ForwardBatch,
     ) -> Tensor:
         return delta_rule(mixed, step, share, net, states.delta[layer], batch)
+
+    def kimi_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Tensor,
+        share: Tensor,
+        net: KimiDelta,
+        states: StateSlots,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        return kimi_delta_rule(q, k, v, step, share, net, states.delta[layer], batch)
 
     def copy_blocks(
         self, cache: PagedCache | mla.LatentCache | compressed.CompressedCache, sources: Int32Array, targets: Int32Array
@@ -371,14 +403,14 @@ class ReferenceOps:
         """The function itself: plain torch has nothing to replay."""
         return forward
 
-    def _plan(self, layers: Sequence[Tensor], batch: ForwardBatch) -> StepPlan:
+    def _plan(self, batch: ForwardBatch, block_size: int) -> StepPlan:
         """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key.
 
-        layers: any cache's, [blocks, block_size, …]: the caches of a model have the same blocks.
+        block_size: any cache's, as the caches of a model have the same blocks.
         """
         step = self._step
         if step is None or step.batch is not batch:
-            step = self._step = plan_step(batch, layers[0].shape[1])
+            step = self._step = plan_step(batch, block_size)
         return step
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.recurrent import UNIT_EPS, DeltaNet
+from pocketllm.engine.backends.api.recurrent import UNIT_EPS, DeltaNet, KimiDelta
 
 
 @dataclass
@@ -56,18 +56,39 @@ def delta_rule(mixed: Tensor, step: Tensor, share: Tensor, net: DeltaNet, kept: 
     k = unit(mixed[:, keys : 2 * keys].view(len(mixed), -1, net.key_dim))[:, own]
     v = mixed[:, 2 * keys :].view(len(mixed), -1, net.value_dim)
     decay = (net.rate * softplus(step + net.time_bias)).exp_()
+    return token_by_token(q, k, v, decay[:, :, None, None], share, kept, batch)
+
+
+def kimi_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, step: Tensor, share: Tensor, net: KimiDelta, kept: Tensor, batch: ForwardBatch
+) -> Tensor:
+    """See `Ops.kimi_delta`. kept: [slots, heads, dim, dim], left with each sequence's last state."""
+    by_head = (len(q), net.num_heads, net.dim)
+    q, k = unit(q.view(by_head)) * net.dim**-0.5, unit(k.view(by_head))
+    logits, rate = (step + net.time_bias).view(by_head), net.rate[:, None]
+    if net.lower_bound is None:
+        decay = (rate * softplus(logits)).exp_()
+    else:
+        decay = (net.lower_bound / (rate * logits).exp_().add_(1)).exp_()
+    return token_by_token(q, k, v.view(by_head), decay[..., None], share, kept, batch)
+
+
+def token_by_token(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, kept: Tensor, batch: ForwardBatch
+) -> Tensor:
+    """The rule of both. q, k, v: [tokens, heads, dim]; decay: [tokens, heads, key_dim or 1, 1]; share: logits."""
     weight = 1 / share.neg().exp_().add_(1)
     out = torch.empty_like(v)
     for slot, tokens, begins in segments(batch):
         state = torch.zeros_like(kept[slot]) if begins else kept[slot].clone()
         for at in range(tokens.start, tokens.stop):
-            state *= decay[at, :, None, None]
+            state *= decay[at]
             key = k[at, :, :, None]
             error = (v[at] - (state * key).sum(1)) * weight[at, :, None]
             state += key * error[:, None]
             out[at] = (state * q[at, :, :, None]).sum(1)
         kept[slot] = state
-    return out.view(len(mixed), -1)
+    return out.view(len(out), -1)
 
 
 def unit(x: Tensor) -> Tensor:

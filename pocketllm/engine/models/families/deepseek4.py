@@ -6,7 +6,7 @@ tokens of which an indexer picks some, or all entries of longer groups. Experts 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from pocketllm.engine.models.parts.compressed import (
 from pocketllm.engine.models.parts.limited_experts import (
     LIMITED_OPS,
     ROUTES,
+    SQRT_SOFTPLUS,
     LimitedMixture,
     LimitedShape,
     bad_limited,
@@ -46,12 +47,16 @@ from pocketllm.engine.models.parts.limited_experts import (
     limited_shapes,
     read_limited,
 )
+from pocketllm.engine.models.parts.soft_streams import (
+    SOFT_STREAM_OPS,
+    SoftStreams,
+    bind_connection,
+    read_soft_streams,
+)
 from pocketllm.engine.models.rope import RopeSpec, inverse_frequencies, read_rope
 
 ARCHITECTURE = "deepseek4"
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key not in ("expert_count", "attention.sliding_window")}
-NEUTRAL |= {"nextn_predict_layers": 0}
-STREAM_OPS = frozenset({"open_streams", "read_soft_streams", "write_streams"})
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,7 @@ class DeepSeek4Shape:
     eps: float
     attention: CompressedShape
     experts: LimitedShape
-    num_streams: int
-    iterations: int
-    stream_eps: float
+    streams: SoftStreams
     rope: RopeSpec
     """Of layers that see the window alone."""
     compressed_rope: RopeSpec
@@ -75,7 +78,7 @@ class DeepSeek4Shape:
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> DeepSeek4Shape:
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
-    hidden, num_layers = header.count("embedding_length"), header.count("block_count")
+    hidden, num_layers = header.count("embedding_length"), header.num_layers()
     attention = read_compressed(header, num_layers)
     scaled = read_rope(header, header.count("rope.dimension_count"), header.count("context_length"))
     return DeepSeek4Shape(
@@ -84,10 +87,8 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> DeepSeek4Shape:
         vocab_size=vocab_size,
         eps=header.positive("attention.layer_norm_rms_epsilon"),
         attention=attention,
-        experts=read_limited(header, num_layers),
-        num_streams=header.count("hyper_connection.count"),
-        iterations=header.count("hyper_connection.sinkhorn_iterations"),
-        stream_eps=header.positive("hyper_connection.epsilon"),
+        experts=read_limited(header, num_layers, SQRT_SOFTPLUS),
+        streams=read_soft_streams(header),
         rope=RopeSpec(scaled.dim, scaled.theta, "none", 1.0, scaled.original_context, 1.0, 32.0, 1.0),
         compressed_rope=RopeSpec(
             scaled.dim,
@@ -104,24 +105,19 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> DeepSeek4Shape:
 
 def tensor_shapes(shape: DeepSeek4Shape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
-    wide, shares = shape.num_streams * shape.hidden, shape.num_streams * (2 + shape.num_streams)
+    num_streams = shape.streams.count
     needed: Shapes = {
         "token_embd.weight": (shape.vocab_size, shape.hidden),
         "output_norm.weight": (shape.hidden,),
-        "output_hc_fn.weight": (shape.num_streams, wide),
-        "output_hc_base.weight": (shape.num_streams,),
+        "output_hc_fn.weight": (num_streams, num_streams * shape.hidden),
+        "output_hc_base.weight": (num_streams,),
         "output_hc_scale.weight": (1,),
     }
     for number in range(shape.num_layers):
         layer: Shapes = {"attn_norm.weight": (shape.hidden,), "ffn_norm.weight": (shape.hidden,)}
         layer |= attention_shapes(shape.attention, number, shape.hidden)
         layer |= limited_shapes(shape.experts, number, shape.hidden, shape.vocab_size)
-        for half in ("attn", "ffn"):
-            layer |= {
-                f"hc_{half}_fn.weight": (shares, wide),
-                f"hc_{half}_base.weight": (shares,),
-                f"hc_{half}_scale.weight": (3,),
-            }
+        layer |= shape.streams.shapes(shape.hidden)
         needed |= {f"blk.{number}.{name}": rows for name, rows in layer.items()}
     return needed, {"output.weight": (shape.vocab_size, shape.hidden)}
 
@@ -179,7 +175,9 @@ class DeepSeek4Family:
     """How a deepseek4 header is read and its model built."""
 
     architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=COMPRESSED_OPS | LIMITED_OPS | STREAM_OPS, tables=frozenset({ROUTES}))
+    capability = ModelCapability(
+        required_ops=COMPRESSED_OPS | LIMITED_OPS | SOFT_STREAM_OPS, tables=frozenset({ROUTES})
+    )
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> CacheSpec:
         return usable(read_shape, metadata, ARCHITECTURE).attention.cache
@@ -199,10 +197,10 @@ class DeepSeek4Family:
         compressed_freq = ops.load_vector(inverse_frequencies(shape.compressed_rope))
         return DeepSeek4Model(
             ops=ops,
-            num_streams=shape.num_streams,
+            num_streams=shape.streams.count,
             embedding=embedding,
             layers=[bind_layer(bind, shape, number, compressed_freq) for number in range(shape.num_layers)],
-            output_streams=bind_streams(bind, "output_hc", shape, iterations=0),
+            output_streams=bind_connection(bind, "output_hc", replace(shape.streams, iterations=0)),
             output_norm=bind.norm("output_norm"),
             head=bind.head(embedding),
             inv_freq=ops.load_vector(inverse_frequencies(shape.rope)),
@@ -219,7 +217,7 @@ def misfits(shape: DeepSeek4Shape, checkpoint: Checkpoint) -> list[str]:
         *bad_rotation(ARCHITECTURE, shape.compressed_rope, shape.attention.dim),
         *bad_rotation(ARCHITECTURE, shape.rope, shape.attention.dim),
         *bad_compression(ARCHITECTURE, shape.attention, shape.rope.dim),
-        *(bad_limited(shape.experts, checkpoint) or misfit(checkpoint.tensors, *tensor_shapes(shape))),
+        *(bad_limited(shape.experts, checkpoint) or misfit(checkpoint, *tensor_shapes(shape))),
     ]
 
 
@@ -227,25 +225,12 @@ def bind_layer(bind: Binder, shape: DeepSeek4Shape, number: int, compressed_freq
     """One block's weights."""
     block = f"blk.{number}."
     return Layer(
-        attention_streams=bind_streams(bind, f"{block}hc_attn", shape, shape.iterations),
+        attention_streams=bind_connection(bind, f"{block}hc_attn", shape.streams),
         attention_norm=bind.norm(f"{block}attn_norm"),
         attention=bind_attention(bind, shape.attention, number, compressed_freq),
-        feed_forward_streams=bind_streams(bind, f"{block}hc_ffn", shape, shape.iterations),
+        feed_forward_streams=bind_connection(bind, f"{block}hc_ffn", shape.streams),
         feed_forward_norm=bind.norm(f"{block}ffn_norm"),
         feed_forward=bind_limited(bind, shape.experts, number),
-    )
-
-
-def bind_streams(bind: Binder, name: str, shape: DeepSeek4Shape, iterations: int) -> SoftConnection:
-    """How a sublayer such as `blk.0.hc_attn`, or the head, is connected."""
-    return SoftConnection(
-        weight=bind.projection(f"{name}_fn"),
-        scale=bind.vector(f"{name}_scale.weight"),
-        base=bind.vector(f"{name}_base.weight"),
-        num_streams=shape.num_streams,
-        iterations=iterations,
-        eps=shape.stream_eps,
-        norm_eps=bind.eps,
     )
 
 

@@ -89,7 +89,7 @@ class Gemma4Shape:
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma4Shape:
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
-    num_layers, context = header.count("block_count"), header.count("context_length")
+    num_layers, context = header.num_layers(), header.count("context_length")
     windows = read_windows(header, num_layers, period=6)
     counts = header.counts("attention.head_count_kv", num_layers)
     is_local = [windows.of(layer) is not None for layer in range(len(counts))]
@@ -336,7 +336,7 @@ def misfits(checkpoint: Checkpoint, shape: Gemma4Shape) -> list[str]:
             reasons.append(f"{shape.num_heads} query heads cannot share {kind.num_kv_heads} key heads evenly")
     if any(not shape.owners(shape.is_local(layer)) for layer in range(shape.num_layers)):
         reasons.append(f"a layer shares keys that none has ({ARCHITECTURE}.attention.shared_kv_layers)")
-    return reasons or misfit(checkpoint.tensors, *tensor_shapes(shape))
+    return reasons or misfit(checkpoint, *tensor_shapes(shape))
 
 
 def bind_inputs(bind: Binder, shape: Gemma4Shape) -> Inputs:

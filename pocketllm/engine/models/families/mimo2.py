@@ -44,7 +44,7 @@ HEADS = "attention.head_count_kv"
 PATTERN = "attention.sliding_window_pattern"
 NEUTRAL = {
     key: value for key, value in NEUTRAL_KEYS.items() if key not in ("expert_count", "attention.sliding_window")
-} | {"nextn_predict_layers": 0, "expert_shared_count": 0}
+} | {"expert_shared_count": 0}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Mimo2Shape:
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> Mimo2Shape:
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
-    num_layers, hidden = header.count("block_count"), header.count("embedding_length")
+    num_layers, hidden = header.num_layers(), header.count("embedding_length")
     if not is_list(header.metadata.get(f"{ARCHITECTURE}.{PATTERN}")):
         header.problems.append(f"metadata key {ARCHITECTURE}.{PATTERN} must say true or false for each layer")
     windows = read_windows(header, num_layers, period=1)
@@ -119,7 +119,7 @@ def read_kv_heads(header: HeaderReader, windows: Windows, num_layers: int) -> tu
     if not is_list(said) or header.problems:
         both = header.one_count(HEADS)
         return both, both
-    counts = [whole_number(count) or 0 for count in said]
+    counts = [whole_number(count) or 0 for count in header.of_layers(said, num_layers)]
     found: list[set[int]] = [set(), set()]
     for layer, count in enumerate(counts[:num_layers]):
         found[windows.of(layer) is not None].add(count)
@@ -270,7 +270,7 @@ class Mimo2Family:
             header,
             shape.num_layers,
             NEUTRAL,
-            lambda: [*bad_sizes(shape, checkpoint.metadata), *misfit(checkpoint.tensors, *tensor_shapes(shape))],
+            lambda: [*bad_sizes(shape, checkpoint.metadata), *misfit(checkpoint, *tensor_shapes(shape))],
         )
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Mimo2Model:

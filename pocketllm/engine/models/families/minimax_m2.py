@@ -42,7 +42,6 @@ from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 ARCHITECTURE = "minimax-m2"
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | {
     "leading_dense_block_count": 0,
-    "nextn_predict_layers": 0,
 }
 
 
@@ -152,7 +151,7 @@ class MiniMaxFamily:
             NEUTRAL,
             lambda: [
                 *bad_geometry(ARCHITECTURE, shape.dense, checkpoint.metadata),
-                *misfit(checkpoint.tensors, *tensor_shapes(shape)),
+                *misfit(checkpoint, *tensor_shapes(shape)),
             ],
         )
 

@@ -40,7 +40,6 @@ from pocketllm.engine.models.parts.hybrid import (
 )
 
 ARCHITECTURE = "qwen35"
-NEUTRAL = {**NEUTRAL_KEYS, "nextn_predict_layers": 0}
 
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> HybridShape:
@@ -143,7 +142,7 @@ class Qwen35Family:
     def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
         header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
         shape = read_shape(header, vocab_rows(checkpoint))
-        reasons = dense_unmet(checkpoint, header, shape.dense, NEUTRAL, lambda: tensor_shapes(shape))
+        reasons = dense_unmet(checkpoint, header, shape.dense, NEUTRAL_KEYS, lambda: tensor_shapes(shape))
         return [*reasons, *folding_problems(checkpoint.metadata, checkpoint.tensors)]
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> HybridModel:

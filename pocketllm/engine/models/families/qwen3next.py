@@ -43,10 +43,7 @@ from pocketllm.engine.models.parts.hybrid import (
 )
 
 ARCHITECTURE = "qwen3next"
-NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | {
-    **GATED_EXPERTS_NEUTRAL,
-    "nextn_predict_layers": 0,
-}
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | GATED_EXPERTS_NEUTRAL
 
 
 @dataclass(frozen=True)

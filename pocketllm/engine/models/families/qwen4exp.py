@@ -56,10 +56,7 @@ from pocketllm.engine.models.parts.ngrams import (
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "qwen4exp"
-NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | {
-    **GATED_EXPERTS_NEUTRAL,
-    "nextn_predict_layers": 0,
-}
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | GATED_EXPERTS_NEUTRAL
 INDEX_OPS = {"new_latent_cache", "store_latent", "select_groups", "selected_attention"}
 STREAM_NORMS = ("attn_norm", "post_attention_norm", "output_norm")
 """Names of a hybrid's norms, in whose place the streams' are."""
@@ -120,7 +117,8 @@ def read_ratio(header: HeaderReader, hybrid: HybridShape) -> int:
     """Tokens of a group: one number for all layers with attention, 0 for the others."""
     name = f"{ARCHITECTURE}.attention.compress_ratios"
     ratios = header.metadata.get(name)
-    told = [whole_number(ratio) or 0 for ratio in ratios] if is_list(ratios) else []
+    own = header.of_layers(ratios, hybrid.dense.num_layers) if is_list(ratios) else ()
+    told = [whole_number(ratio) or 0 for ratio in own]
     largest = max(told, default=0)
     if largest < 1 or told != [0 if is_recurrent else largest for is_recurrent in hybrid.is_recurrent]:
         header.problems.append(

@@ -97,11 +97,12 @@ def read_kinds(header: HeaderReader, num_layers: int) -> tuple[bool, ...]:
     """For each layer whether it is recurrent: one by one, or all but every so many-th."""
     name = f"{header.architecture}.attention.recurrent_layers"
     listed = header.metadata.get(name)
+    own = header.of_layers(listed, num_layers) if is_list(listed) else ()
     if listed is None:
         interval = header.count("full_attention_interval", INTERVAL)
         kinds = [(layer + 1) % interval != 0 for layer in range(min(num_layers, MOST_LAYERS))]
-    elif is_list(listed) and len(listed) == num_layers and all(flag in (0, 1) for flag in listed):
-        kinds = [bool(flag) for flag in listed]
+    elif len(own) == num_layers and all(flag in (0, 1) for flag in own):
+        kinds = [bool(flag) for flag in own]
     else:
         header.problems.append(f"metadata key {name} is {short(listed)}: it must say true or false for each layer")
         return (False,)

@@ -22,7 +22,7 @@ from pocketllm.engine.models.blocks import (
     bad_vocabulary,
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec
-from pocketllm.engine.models.header import HeaderReader, misfit, short
+from pocketllm.engine.models.header import NEXTN, HeaderReader, misfit, short
 from pocketllm.engine.models.parts.experts import MIXTURE_OPS, MixtureShape, mixture_shapes, read_mixture
 from pocketllm.engine.models.rope import RopeSpec, read_rope, rope_magnitude
 
@@ -87,11 +87,11 @@ class LatentShape:
 def read_latent_shape(header: HeaderReader, vocab_size: int = 0) -> LatentShape:
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
     hidden, rope_dim = header.count("embedding_length"), header.count("rope.dimension_count")
-    num_nextn = header.count_or_none("nextn_predict_layers")
+    num_nextn = header.count_or_none(NEXTN)
     is_joined = not header.has("attention.key_length_mla")
     suffix = "" if is_joined else "_mla"
     return LatentShape(
-        num_layers=header.count("block_count") - num_nextn,
+        num_layers=header.num_layers(),
         num_nextn=num_nextn,
         num_dense=header.count_or_none("leading_dense_block_count"),
         hidden=hidden,
@@ -120,10 +120,6 @@ def read_log_multiplier(header: HeaderReader) -> float:
 def bad_sizes(family: str, shape: LatentShape, metadata: Mapping[str, Any]) -> list[str]:
     """Sizes that are numbers but do not go together."""
     reasons = [*bad_vocabulary(metadata, shape.vocab_size), *bad_rotation(family, shape.rope, shape.rope_dim)]
-    if shape.num_layers < 1:
-        reasons.append(
-            f"{family}.nextn_predict_layers={shape.num_nextn} leaves none of the layers ({family}.block_count)"
-        )
     if shape.nope_dim < 1:
         key_dim, name = shape.nope_dim + shape.rope_dim, "key_length" if shape.is_joined else "key_length_mla"
         reasons.append(f"{family}.attention.{name}={key_dim} must be above rope.dimension_count={shape.rope_dim}")
@@ -141,7 +137,7 @@ def misfits(
     family: str, shape: LatentShape, checkpoint: Checkpoint, tensor_shapes: Callable[[], tuple[Shapes, Shapes]]
 ) -> Sequence[str]:
     """Sizes that do not go together, and only where they do, tensors that do not fit."""
-    return bad_sizes(family, shape, checkpoint.metadata) or misfit(checkpoint.tensors, *tensor_shapes())
+    return bad_sizes(family, shape, checkpoint.metadata) or misfit(checkpoint, *tensor_shapes())
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------

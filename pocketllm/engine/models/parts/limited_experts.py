@@ -1,10 +1,11 @@
-"""Experts whose activations are limited, scored by the root of a softplus; in the first layers a token's id names them.
+"""Feed-forwards whose activations are limited: one for all tokens, or experts beside one that every token uses.
 
-DeepSeek-AI 2026, "DeepSeek-V4". An expert that every token uses stands beside them, limited in the same way.
+DeepSeek-AI 2026, "DeepSeek-V4", in whose first layers a token's id names its experts; GLM 5.3 Flash has them too.
 """
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,12 @@ from pocketllm.errors import GGUFError
 
 LIMITED_OPS = frozenset({"load_experts", "limited_mixture", "limited_silu_mul", "add"})
 ROUTES = "ffn_gate_tid2eid.weight"
-SQRT_SOFTPLUS = 4
-"""As `expert_gating_func` spells it."""
+SIGMOID, SQRT_SOFTPLUS = 2, 4
+"""As `expert_gating_func` spells them."""
+GATINGS = {SIGMOID: Gating.SIGMOID, SQRT_SOFTPLUS: Gating.SQRT_SOFTPLUS}
+WORDS = {SIGMOID: "sigmoid", SQRT_SOFTPLUS: "the root of a softplus"}
+MOST_LAYERS = 1 << 16
+"""A count above it is refused later, by the number of tensors, and must not be counted up to here."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +36,34 @@ class LimitedShape:
     num_used: int
     intermediate: int
     num_shared: int
+    gating: Gating
     normalized: bool
     scale: float
     num_hashed: int
     """First layers whose experts are named by token ids."""
     limits: tuple[float, ...]
-    """Of each layer's experts."""
+    """Of each layer's experts; infinity: there is none."""
     shared_limits: tuple[float, ...]
+    """Of what every token uses."""
+
+    @property
+    def shared_intermediate(self) -> int:
+        """Of the experts that every token uses, taken as one."""
+        return self.num_shared * self.intermediate
 
 
-def read_limited(header: HeaderReader, num_layers: int) -> LimitedShape:
-    """Sizes from the header; what cannot be read becomes one of the header's problems."""
+def read_limited(header: HeaderReader, num_layers: int, gating: int, default: int | None = None) -> LimitedShape:
+    """Sizes from the header; what cannot be read becomes one of the header's problems.
+
+    gating: what `expert_gating_func` must be; default: what it is where the header is silent, which then may leave out
+    limits too: there are none.
+    """
     name = f"{header.architecture}.expert_gating_func"
-    if whole_number(header.metadata.get(name)) != SQRT_SOFTPLUS:
-        found = short(header.metadata.get(name))
-        header.problems.append(f"metadata key {name} is {found}: it must be {SQRT_SOFTPLUS}, the root of a softplus")
+    said = header.metadata.get(name, default)
+    if whole_number(said) != gating:
+        header.problems.append(f"metadata key {name} is {short(said)}: it must be {gating}, {WORDS[gating]}")
+    num_limits = min(num_layers, MOST_LAYERS)
+    limits = read_limits(header, "swiglu_clamp_exp", num_limits, None if default is None else (inf,) * num_limits)
     num_experts, num_used = header.count("expert_count"), header.count("expert_used_count")
     if num_used > num_experts:
         header.problems.append(
@@ -56,18 +74,23 @@ def read_limited(header: HeaderReader, num_layers: int) -> LimitedShape:
         num_used=num_used,
         intermediate=header.count("expert_feed_forward_length"),
         num_shared=header.count("expert_shared_count"),
+        gating=GATINGS[gating],
         normalized=header.flag("expert_weights_norm", True),
         scale=header.positive("expert_weights_scale", 1.0),
         num_hashed=header.count_or_none("hash_layer_count"),
-        limits=read_limits(header, "swiglu_clamp_exp", num_layers),
-        shared_limits=read_limits(header, "swiglu_clamp_shexp", num_layers),
+        limits=limits,
+        shared_limits=read_limits(header, "swiglu_clamp_shexp", num_limits, limits),
     )
 
 
-def read_limits(header: HeaderReader, name: str, num_layers: int) -> tuple[float, ...]:
-    """A number above 0 for each layer."""
+def read_limits(
+    header: HeaderReader, name: str, num_layers: int, absent: tuple[float, ...] | None
+) -> tuple[float, ...]:
+    """A number above 0 for each layer, or one for all; absent: those of a header without, None where it must be."""
     limits = header.metadata.get(f"{header.architecture}.{name}")
-    own = list(limits[:num_layers]) if is_list(limits) else []
+    if limits is None and absent is not None:
+        return absent
+    own: list[Any] = list(limits[:num_layers]) if is_list(limits) else [limits] * num_layers
     are_numbers = all(isinstance(limit, int | float | np.floating) and 0 < limit < inf for limit in own)
     if len(own) != num_layers or not are_numbers:
         header.problems.append(
@@ -79,7 +102,7 @@ def read_limits(header: HeaderReader, name: str, num_layers: int) -> tuple[float
 
 def limited_shapes(shape: LimitedShape, layer: int, hidden: int, vocab_size: int) -> Shapes:
     """A layer's tensors by the last parts of their names."""
-    inner, shared = (shape.num_experts, shape.intermediate, hidden), shape.num_shared * shape.intermediate
+    inner = (shape.num_experts, shape.intermediate, hidden)
     own: Shapes = (
         {ROUTES: (vocab_size, shape.num_used)}
         if layer < shape.num_hashed
@@ -90,10 +113,14 @@ def limited_shapes(shape: LimitedShape, layer: int, hidden: int, vocab_size: int
         "ffn_gate_exps.weight": inner,
         "ffn_up_exps.weight": inner,
         "ffn_down_exps.weight": (shape.num_experts, hidden, shape.intermediate),
-        "ffn_gate_shexp.weight": (shared, hidden),
-        "ffn_up_shexp.weight": (shared, hidden),
-        "ffn_down_shexp.weight": (hidden, shared),
+        **gated_shapes("_shexp", hidden, shape.shared_intermediate),
     }
+
+
+def gated_shapes(suffix: str, hidden: int, inner: int) -> Shapes:
+    """Tensors of a feed-forward that is no mixture; suffix: behind `ffn_gate`, `ffn_up` and `ffn_down`."""
+    opening: Shapes = {f"ffn_{part}{suffix}.weight": (inner, hidden) for part in ("gate", "up")}
+    return opening | {f"ffn_down{suffix}.weight": (hidden, inner)}
 
 
 def bad_limited(shape: LimitedShape, checkpoint: Checkpoint) -> list[str]:
@@ -106,26 +133,41 @@ def bad_limited(shape: LimitedShape, checkpoint: Checkpoint) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LimitedMixture:
-    """The experts, and the one that every token uses."""
+class LimitedSwiGLU:
+    """A feed-forward that every token uses."""
 
-    experts: LimitedExperts
     gate: Projection
     up: Projection
     down: Projection
     limit: float
-    """Of the one that every token uses."""
 
     def of(self, y: Tensor, ops: Ops, batch: ForwardBatch) -> Tensor:
-        """mixture(y) + down(limited gate · up): [tokens, hidden] → the same."""
+        """down(limited gate · up): [tokens, hidden] → the same."""
         gate, up = ops.project(y, self.gate, self.up)
-        opened = ops.limited_silu_mul(gate, up, self.limit)
+        return ops.project(ops.limited_silu_mul(gate, up, self.limit), self.down)[0]
+
+
+@dataclass(frozen=True)
+class LimitedMixture:
+    """The experts, and the one that every token uses."""
+
+    experts: LimitedExperts
+    shared: LimitedSwiGLU
+
+    def of(self, y: Tensor, ops: Ops, batch: ForwardBatch) -> Tensor:
+        """mixture(y) + shared(y): [tokens, hidden] → the same."""
         routed = ops.limited_mixture(y, self.experts, batch.input_ids)
-        return ops.add(routed, ops.project(opened, self.down)[0])
+        return ops.add(routed, self.shared.of(y, ops, batch))
+
+
+def bind_limited_swiglu(bind: Binder, block: str, suffix: str, limit: float) -> LimitedSwiGLU:
+    """The feed-forward of a block such as `blk.0.`; suffix: as for `gated_shapes`."""
+    gate, up, down = (bind.projection(f"{block}ffn_{part}{suffix}") for part in ("gate", "up", "down"))
+    return LimitedSwiGLU(gate, up, down, limit)
 
 
 def bind_limited(bind: Binder, shape: LimitedShape, layer: int) -> LimitedMixture:
-    """A layer's feed-forward."""
+    """A layer's experts."""
     block, is_hashed = f"blk.{layer}.", layer < shape.num_hashed
     bias = None if is_hashed else bind.vector(f"{block}exp_probs_b.bias")
     return LimitedMixture(
@@ -135,15 +177,12 @@ def bind_limited(bind: Binder, shape: LimitedShape, layer: int) -> LimitedMixtur
                 gate=bind.experts(f"{block}ffn_gate_exps"),
                 up=bind.experts(f"{block}ffn_up_exps"),
                 down=bind.experts(f"{block}ffn_down_exps"),
-                routing=Routing(shape.num_used, Gating.SIGMOID, shape.normalized, shape.scale, bias),
+                routing=Routing(shape.num_used, shape.gating, shape.normalized, shape.scale, bias),
             ),
             limit=shape.limits[layer],
             routes=read_routes(bind.checkpoint, f"{block}{ROUTES}", shape) if is_hashed else None,
         ),
-        gate=bind.projection(f"{block}ffn_gate_shexp"),
-        up=bind.projection(f"{block}ffn_up_shexp"),
-        down=bind.projection(f"{block}ffn_down_shexp"),
-        limit=shape.shared_limits[layer],
+        shared=bind_limited_swiglu(bind, block, "_shexp", shape.shared_limits[layer]),
     )
 
 

@@ -56,6 +56,8 @@ def read_short_conv_shape(header: HeaderReader, vocab_size: int) -> ShortConvSha
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
     name = f"{header.architecture}.attention.head_count_kv"
     heads = header.metadata.get(name)
+    if is_list(heads):
+        heads = header.of_layers(heads, HeaderReader(header.metadata, header.architecture).num_layers())
     if not is_list(heads) or len(set(heads) - {0}) != 1:
         header.problems.append(
             f"metadata key {name} is {short(heads)}: it must give each layer's key heads, 0 for a convolution and one "
