@@ -127,7 +127,6 @@ def loop_on_device(model: FakeModel | None = None, **changes: Any) -> tuple[Engi
     def take(hidden: Promise, rows: npt.NDArray[np.int32]) -> Promise:
         return device.enqueue(lambda: hidden.wait()[rows])
 
-    runner = Runner(
-        device.forward, lambda hidden: hidden, some.block_size, take, drawer=device, to_numpy=lambda x: x.wait()
-    )
+    runner = Runner(device.forward, device.model.logits, some.block_size, take)
+    runner.draw_by(device, lambda hidden: hidden, lambda logits: logits.wait())
     return EngineLoop(scheduler, runner, FakeTokenizer()), scheduler, device  # type: ignore[arg-type]  # a fake

@@ -141,6 +141,16 @@ PrefixCache = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Whether a step is launched before the tokens of the one before are known, on a backend where that gains "
+        "time.",
+        show_default="--overlap",
+        rich_help_panel=PANEL,
+    ),
+]
 MaxQueuedRequests = Annotated[
     int | None,
     typer.Option(

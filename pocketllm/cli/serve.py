@@ -173,6 +173,7 @@ def serve(
     reserve: flags.Reserve = None,
     max_queued_requests: flags.MaxQueuedRequests = None,
     prefix_cache: flags.PrefixCache = None,
+    overlap: flags.Overlap = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API (chat, completions, responses) and Anthropic's messages.
 
@@ -195,6 +196,7 @@ def serve(
         reserve=reserve,
         max_queued_requests=max_queued_requests,
         prefix_cache=prefix_cache,
+        overlap=overlap,
     )
     settings = server_settings(
         host=host,

@@ -3,16 +3,19 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api.attention import Int32Array
 from pocketllm.engine.backends.api.backend import Backend
+from pocketllm.engine.backends.api.drawing import Drawer
+from pocketllm.engine.backends.api.ops import Ops, Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
-from pocketllm.engine.models.contract import Model, paged_in, states_in
+from pocketllm.engine.models.contract import Model, logit_cap, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
 from pocketllm.engine.plan import EnginePlan, backend_options, gib, make_plan, plan_first
@@ -63,7 +66,11 @@ class Engine:
             for some in paged:
                 ops.copy_blocks(some, sources, targets)
 
+        # ends of prompts are kept with their logits, which only the host can
+        drawer = None if limits.keeps_prompt_ends else self.backend.drawer
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
+        if drawer is not None:
+            runner.draw_by(drawer, partial(logits_on_device, self.model, ops, drawer), ops.to_numpy)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
         steps = SlowedRunner(runner, delay, ops.synchronize) if delay else runner
@@ -106,6 +113,12 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def logits_on_device(model: Model, ops: Ops, drawer: Drawer, hidden: Tensor) -> Tensor:
+    """What `Model.logits` gives, left where it is."""
+    logits, cap = ops.project(hidden, model.head)[0], logit_cap(model)
+    return logits if cap is None else drawer.capped(logits, cap)
 
 
 def load_engine(options: EngineOptions, progress: Progress | None = None, amount: Amount | None = None) -> Engine:

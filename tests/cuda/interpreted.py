@@ -1,6 +1,6 @@
 """Checks of the kernels on the CPU: run with TRITON_INTERPRET=1 (`tests/unit/test_cuda_kernels.py` does).
 
-usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention | steps
+usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention | steps | draws
 """
 
 import gc
@@ -23,6 +23,7 @@ from pocketllm.engine.backends.cuda.packing import Packed, unpack
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_NAME
+from tests.cuda.draws import check as check_draws
 from tests.cuda.kernels import in_fragments, in_rows, row_values
 from tests.cuda.model import Session, error
 from tests.cuda.synthetic import HALVES, Synthetic
@@ -159,6 +160,12 @@ def steps() -> None:
     assert captured() is None  # an engine that is let go takes its cache and graphs with it
 
 
+def draws() -> None:
+    """Tokens drawn where their logits are, as the host draws them."""
+    for vocab in (50, 5000):
+        check_draws(CUDA.drawer, RANDOM, torch.from_numpy, vocab)
+
+
 def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:
     row = np.repeat(np.arange(len(counts)), counts)
     positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)]).astype(np.int32)
@@ -185,6 +192,6 @@ def compared(check: Callable[[Any], Any]) -> float:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     PARTS: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (packing, products, rows_and_heads, attention, steps)
+        part.__name__: part for part in (packing, products, rows_and_heads, attention, steps, draws)
     }
     PARTS[sys.argv[1]]()

@@ -24,7 +24,7 @@ def facts(*gpus: str) -> DeviceFacts:
 
 
 @needs_triton
-@pytest.mark.parametrize("part", ["packing", "products", "rows_and_heads", "attention", "steps"])
+@pytest.mark.parametrize("part", ["packing", "products", "rows_and_heads", "attention", "steps", "draws"])
 def test_kernels_agree_with_the_decoders_and_the_reference(part: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(

@@ -76,9 +76,6 @@ class Runner:
     forward: one flat batch → hidden states of its `logit_rows`, as the backend captured it; logits: the model's own, as
     numpy; take: the backend's `Ops.take`, for cutting many rows of hidden states into slices; copy_states and
     copy_blocks: of a model with recurrent states, from slots to slots and from cache blocks to cache blocks.
-
-    drawer: draws tokens where the logits are; `logits` then leaves them there, and to_numpy brings them. What it cannot
-    draw (`Sampler.is_drawable`, and prompts that are scored) the host draws, from logits that it has to wait for.
     """
 
     def __init__(
@@ -89,8 +86,6 @@ class Runner:
         take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor],
         copy_states: Copier | None = None,
         copy_blocks: Copier | None = None,
-        drawer: Drawer | None = None,
-        to_numpy: Callable[[Tensor], npt.NDArray[np.float32]] = np.asarray,
     ) -> None:
         self._forward = forward
         self._logits = logits
@@ -98,8 +93,21 @@ class Runner:
         self._take = take
         self._copy_states = copy_states
         self._copy_blocks = copy_blocks
-        self._drawer = drawer
-        self._to_numpy = to_numpy
+        self._drawer: Drawer | None = None
+        self._to_numpy: Callable[[Any], Any] = np.asarray
+
+    def draw_by(
+        self,
+        drawer: Drawer,
+        logits: Callable[[Tensor], Tensor],
+        to_numpy: Callable[[Tensor], npt.NDArray[np.float32]],
+    ) -> None:
+        """Have tokens drawn where their logits are: `logits` leaves them there, and `to_numpy` brings them.
+
+        What cannot be drawn there (`Sampler.is_drawable`, and more rows than are held together) the host draws, row by
+        row, from logits that it then waits for.
+        """
+        self._drawer, self._logits, self._to_numpy = drawer, logits, to_numpy
 
     def launch(self, schedule: Schedule, pending_ids: Mapping[Request, int]) -> Launched:
         """Start to compute a step. pending_ids: `Draws.input_ids` of the one before it, whose tokens may not have come."""

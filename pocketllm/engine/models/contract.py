@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.ops import KVCache, Ops, States, Tensor
+from pocketllm.engine.backends.api.ops import KVCache, Ops, Projection, States, Tensor
 
 
 class CacheSpec(Protocol):
@@ -199,11 +199,21 @@ class Model(Protocol):
     def kv_spec(self) -> CacheSpec:
         """What the cache that `forward` is given must keep."""
 
+    @property
+    def head(self) -> Projection:
+        """What `logits` multiplies hidden states by; beside it they have a cap at most, see `logit_cap`."""
+
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Run one flat batch; returns the final hidden states of `batch.logit_rows`: [rows, hidden]."""
 
     def logits(self, hidden: Tensor) -> Any:
         """Logits of hidden states as float32 numpy: [rows, vocab]."""
+
+
+def logit_cap(model: Model) -> float | None:
+    """What a model with a `logit_cap` does to its logits: they become cap · tanh(logit / cap). None: nothing."""
+    cap: float | None = getattr(model, "logit_cap", None)
+    return cap
 
 
 class ModelFamily(Protocol):

@@ -17,7 +17,7 @@ class ForwardBatch:
     """
 
     input_ids: Int32Array
-    """[tokens]"""
+    """[tokens]; where the backend has a `Drawer`, one may stand for a token that is still being drawn."""
     positions: Int32Array
     """[tokens] position of each token in its own sequence."""
     query_start_loc: Int32Array

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.backends.api.device import DeviceFacts
+from pocketllm.engine.backends.api.drawing import Drawer
 from pocketllm.engine.backends.api.ops import Ops
 
 
@@ -14,6 +15,8 @@ class Backend:
 
     capability: BackendCapability
     ops: Ops
+    drawer: Drawer | None = None
+    """Draws tokens where their logits are; None: the host draws them."""
 
 
 class DeviceModule(Protocol):

@@ -1,6 +1,7 @@
 """A step's batch on the device: one copy of all its numbers, and which sequences have one token or more."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +130,7 @@ def to_device(batch: ForwardBatch, device: torch.device) -> DeviceBatch:
     return named(upload(whole, device), sizes)
 
 
-def upload(array: npt.NDArray[np.int32], device: torch.device) -> Tensor:
+def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """A copy of an array; from pinned memory, so that nothing waits for it."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.clone()

@@ -66,6 +66,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         batch_invariant_width=BATCH_INVARIANT_WIDTH,
         memory_bytes=free_bytes(),
         numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}",
+        max_steps_in_flight=2,
     )
 
 
@@ -85,7 +86,8 @@ def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
     from pocketllm.engine.backends.cuda.ops import CudaOps
 
     capability = declare(facts, options)
-    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)))
+    ops = CudaOps(capability.kv_dtype)
+    return Backend(capability, cast(Ops, ops), ops.drawer)
 
 
 def installed(package: str) -> str:

@@ -19,6 +19,7 @@ from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
+from pocketllm.engine.backends.cuda.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
@@ -42,6 +43,7 @@ class CudaOps:
         # an engine that is let go takes its cache and graphs with it
         self._captured: WeakSet[Captured] = WeakSet()
         self._num_graphs = 0
+        self.drawer = CudaDrawer(self._device, self._count_graph)
         self._is_decode = False
         """Whether a captured step of nothing but single tokens is being run: then some things are put off."""
         self._new: tuple[PagedCache, int, New, DeviceBatch] | None = None
@@ -186,6 +188,7 @@ class CudaOps:
         """Steps become CUDA graphs when their size is first seen."""
 
         def step(batch: DeviceBatch) -> Tensor:
+            self.drawer.resolve(batch.input_ids)
             self._is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
             self._products.is_prompt = not self._is_decode
             try:
