@@ -1,16 +1,18 @@
 """What a step costs beside the model: the real loop over a model that answers at once.
 
 `step_costs_s` is what the `op_latency` scenario records: schedule, batch, sample, detokenize and tell, with the real
-tokenizer; everything but the forward pass.
+tokenizer; everything but the forward pass. Where a backend draws tokens itself, sampling is what is said to it.
 """
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.drawing import Draw, Drawn
 from pocketllm.engine.backends.api.ops import KVCache, Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import Event, Request
@@ -52,8 +54,36 @@ class NullModel:
         return self._rows[self._next : self._next + len(hidden)]
 
 
-def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096) -> EngineLoop:
-    """The real loop over a NullModel, with room for `width` requests of max_model_len tokens."""
+@dataclass(frozen=True)
+class NullDraws:
+    """Tokens that are there already."""
+
+    tokens: Sequence[Drawn]
+
+    def wait(self) -> Sequence[Drawn]:
+        return self.tokens
+
+
+class NullDrawer:
+    """Obeys backends.api.drawing.Drawer and draws nothing; its tokens are a fixed sequence."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._ids = np.random.default_rng(2).integers(0, vocab_size, ROWS).tolist()
+        self._next = 0
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> NullDraws:
+        self._next += 1
+        return NullDraws([Drawn(self._ids[(self._next + draw.row) % ROWS]) for draw in draws])
+
+    def capped(self, logits: Tensor, cap: float) -> Tensor:
+        return logits
+
+
+def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096, is_drawn: bool = False) -> EngineLoop:
+    """The real loop over a NullModel, with room for `width` requests of max_model_len tokens.
+
+    is_drawn: as over a backend that draws tokens itself, with a step in flight.
+    """
     limits = Limits(
         max_model_len=max_model_len,
         max_num_seqs=width,
@@ -64,26 +94,34 @@ def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096) -> En
         watermark=0.0,
         reserve=1.0,
         max_queued_requests=width,
+        max_steps_in_flight=2 if is_drawn else 1,
     )
     model = NullModel(tokenizer.vocab_size, width)
     runner = Runner(lambda batch: model.forward(batch, None), model.logits, limits.block_size, lambda x, rows: x[rows])
+    if is_drawn:
+        runner.draw_by(NullDrawer(model.vocab_size), model.logits, np.asarray)
     return EngineLoop(Scheduler(limits, model.vocab_size), runner, tokenizer)
 
 
 def step_costs_s(
-    tokenizer: Tokenizer, width: int, num_steps: int = 500, params: SamplingParams | None = None
+    tokenizer: Tokenizer,
+    width: int,
+    num_steps: int = 500,
+    params: SamplingParams | None = None,
+    is_drawn: bool = False,
 ) -> list[float]:
     """Seconds of each of `num_steps` decode steps with `width` requests in them; the steps before are left out.
 
     params: how tokens are drawn, greedy when None; the answers are as long as the steps need, whatever it says.
+    is_drawn: see `null_loop`.
     """
-    loop, events = null_loop(tokenizer, width), list[Event]()
+    loop, events = null_loop(tokenizer, width, is_drawn=is_drawn), list[Event]()
     drawn = replace(params or SamplingParams(temperature=0.0), max_tokens=WARM_STEPS + num_steps + 1, ignore_eos=True)
     for number in range(width):
         # prompts of their own, so that none waits for another's blocks
         prompt = [(number + place) % tokenizer.vocab_size for place in range(PROMPT_TOKENS)]
         loop.submit(Request(f"null-{number}", prompt, drawn), events.append)
-    for _ in range(WARM_STEPS):
+    for _ in range(WARM_STEPS + is_drawn):  # the first one tells nothing where it stays in flight
         loop.step()
     costs_s = []
     for _ in range(num_steps):
