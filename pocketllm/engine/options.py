@@ -21,7 +21,7 @@ MAX_THREADS = 4096
 
 SWITCHABLE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
-    | {"test_step_delay"}
+    | {"overlap", "test_step_delay"}
 )
 """Options of the scheduler and its loop: a second loop over the same loaded weights can have others (`toggle` arms)."""
 
@@ -52,6 +52,8 @@ class EngineOptions:
     """Requests that may wait before the queue refuses."""
     prefix_cache: bool = True
     """Whether a request starts from cache blocks that an earlier one filled with the same tokens."""
+    overlap: bool = True
+    """Whether a step is launched before the tokens of the one before are known, on a backend where that gains time."""
     threads: int | None = None
     """CPU threads; None: the cores this process may use."""
     activation_dtype: str | None = None
@@ -96,6 +98,18 @@ class EngineOptions:
     def as_dict(self) -> dict[str, Any]:
         """Values by name, for plans and records."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "sources"}
+
+
+def as_flag(name: str, value: Any) -> str:
+    """An option as `pocketllm serve` takes it.
+
+    >>> as_flag("block_size", 32), as_flag("prefix_cache", False)
+    ('--block-size=32', '--no-prefix-cache')
+    """
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
 
 
 def resolve_options(

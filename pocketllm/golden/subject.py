@@ -80,11 +80,13 @@ class Subject:
 
     def engine_flags(self) -> list[str]:
         """Engine options as command-line flags, for a process that must run the same."""
+        from pocketllm.engine.options import as_flag
+
         flags = [f"--model={self.path}"]
         for item in fields(self.options):
             value = getattr(self.options, item.name)
             if item.name not in ("model", "sources", "test_step_delay") and value != item.default:
-                flags.append(f"--{item.name.replace('_', '-')}={value}")
+                flags.append(as_flag(item.name, value))
         return flags
 
 

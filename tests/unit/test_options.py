@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pocketllm.engine.options import SWITCHABLE, EngineOptions, option_names, resolve_options
+from pocketllm.engine.options import SWITCHABLE, EngineOptions, as_flag, option_names, resolve_options
 from pocketllm.errors import OptionError
 
 
@@ -115,3 +115,16 @@ def test_a_switch_can_be_said_in_words(tmp_path: Path, text: str, expected: bool
 
 def test_switchable_options_are_options() -> None:
     assert set(option_names()) >= SWITCHABLE
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("name", ["prefix_cache", "overlap"])
+def test_a_switch_as_a_flag_is_one_that_serve_takes(name: str, value: bool) -> None:
+    from typer.main import get_command
+
+    from pocketllm.cli.main import app
+
+    serve = get_command(app).get_command(None, "serve")  # type: ignore[attr-defined]  # a group
+    taken = serve.make_context("serve", [as_flag(name, value)]).params
+
+    assert taken[name] is value

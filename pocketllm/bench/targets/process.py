@@ -19,7 +19,7 @@ from pocketllm.bench.arm import Arm
 from pocketllm.bench.arm.checkout import Checkout
 from pocketllm.bench.arm.settings import Launch, fill
 from pocketllm.bench.targets.openai_http import OpenAIHTTPTarget
-from pocketllm.engine.options import ENVIRONMENT_PREFIX, EngineOptions
+from pocketllm.engine.options import ENVIRONMENT_PREFIX, EngineOptions, as_flag
 from pocketllm.errors import NotJudgedError, OptionError
 from pocketllm.golden.served_path import STOP_TIMEOUT_S, Server, ready_or_stopped
 
@@ -127,7 +127,7 @@ def launch_engine(arm: Arm, site: Site, log_path: Path) -> tuple[Server, list[st
     """`pocketllm serve` of this checkout or another, with what was said of its options."""
     checkout = Checkout.at(arm.name, arm.path) if arm.path else Checkout.ours()
     said = engine_settings(arm, site)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in said.items() if name not in WITHOUT_FLAG]
+    flags = [as_flag(name, value) for name, value in said.items() if name not in WITHOUT_FLAG]
     command = checkout.command("serve", *flags, "--port=0")
     extra = {ENVIRONMENT_PREFIX + name.upper(): str(value) for name, value in said.items() if name in WITHOUT_FLAG}
     server = Server(command, log_path=log_path, environment={**child_environment(arm, {}), **extra})
