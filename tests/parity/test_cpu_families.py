@@ -1,8 +1,10 @@
 """Every family over the CPU backend: captured, fed in several ways, held to the committed logits of transformers."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pocketllm.engine.backends.cpu.ops import CpuOps
@@ -10,29 +12,41 @@ from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from tests.native import cpu_ops, usable_isas
 from tests.parity.drive import Driver, Float32Array, chunks, nmse
+from tests.parity.routes import decided
 from tests.parity.test_llama import SHAPES, random_steps
 from tests.tiny import TinyLlama, textbook_logits, write_llama
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 
 
-def tolerance(name: str, settings: tuple[dict[str, str], float]) -> float:
-    """What a file's logits may be off by."""
-    return settings[1] if settings[0] else STEEP.get(name, settings[1])
-
-
 def runs(path: Path) -> bool:
     """Whether the backend has every operation that the checkpoint's family needs; the plan refuses it otherwise."""
     with open_checkpoint(path) as checkpoint:
-        return find_family(checkpoint.architecture).capability.required_ops <= set(dir(CpuOps))
+        return find_family(checkpoint.architecture).capability.ops_of(checkpoint.metadata) <= set(dir(CpuOps))
 
 
 FAMILIES = sorted(path.stem for path in ORACLES.glob("*.gguf") if runs(path))
 EXACT = {"activation_dtype": "float32", "kv_dtype": "float32"}
 TOLERANCES = {"float32": (EXACT, 1e-9), "int8": ({}, 3e-3)}
 """Settings of the backend, and the squared error that its rounding may make, over the squared size of the logits."""
-STEEP = {"xing4_iq4_nl": 2e-2}
-"""The same with int8 where rounding is blown up: exponentials mix this file's residual streams, by random weights."""
+ROUTED = {"xing4_iq4_nl"}
+"""Packed mixtures: with int8 a token at a near tie may get another expert. Those are counted, and left out."""
+
+
+@cache
+def undecided(name: str) -> npt.NDArray[np.intp]:
+    """Positions of a fixture at which rounding may choose another expert."""
+    found = np.flatnonzero(~decided(ORACLES / f"{name}.gguf", np.load(ORACLES / f"{name}.npz")["input_ids"].tolist()))
+    assert len(found) <= 6, found
+    return found
+
+
+def error(name: str, got: Float32Array, expected: Float32Array, settings: tuple[dict[str, str], float]) -> float:
+    """NMSE over the positions that rounding cannot decide."""
+    if settings[0] == EXACT or name not in ROUTED:
+        return nmse(got, expected)
+    left_out = undecided(name)[undecided(name) < len(got)]
+    return nmse(np.delete(got, left_out, axis=0), np.delete(expected, left_out, axis=0))
 
 
 @pytest.fixture(params=TOLERANCES)
@@ -49,7 +63,7 @@ def test_logits_agree_with_transformers_however_the_prompt_is_chunked(
     ids = expected["input_ids"].tolist()
     [got] = Driver(ORACLES / f"{name}.gguf", ops=cpu_ops(2, **settings[0])).run([ids], chunks(len(ids), size))
 
-    assert nmse(got, expected["logits"]) <= tolerance(name, settings)
+    assert error(name, got, expected["logits"], settings) <= settings[1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -63,7 +77,7 @@ def test_logits_agree_with_transformers_in_a_ragged_batch(name: str, settings: t
     got = driver.run([ids[:length] for length in lengths], [first, rest])
 
     for part, length in zip(got, lengths, strict=True):
-        assert nmse(part, expected["logits"][:length]) <= tolerance(name, settings)
+        assert error(name, part, expected["logits"][:length], settings) <= settings[1]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
