@@ -21,7 +21,9 @@ STORED = {
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0",
 }  # fmt: skip
-"""Types that a matrix may be stored in, float32 apart."""
+"""Types that a matrix of a GGUF file may be stored in, float32 apart."""
+OF_SAFETENSORS = {"FP8", "NVFP4_SCALED"}
+"""Types that only the tensors of a directory become."""
 TOLD_HERE = {"Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"}
 """Types that the `gguf` package does not decode: what their values are is written out below."""
 HALVES = {  # bytes of a block where a float16 lies
@@ -30,6 +32,10 @@ HALVES = {  # bytes of a block where a float16 lies
     "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
     "Q2_0": (0,), "PQ2_0": (0,), "PTQ1_0": (26,),
 }  # fmt: skip
+SINGLES = {"FP8": 64, "NVFP4_SCALED": 36}
+"""Byte of a block where a float32 scale lies."""
+E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6), np.float32)
+"""The values of a 4-bit float, as the OCP's table has them; a negative zero is a plain one here."""
 SHAPE = TinyLlama(hidden=256, intermediate=256, head_dim=64, num_heads=4, num_kv_heads=2)
 """Rows of whole blocks of every type."""
 
@@ -92,6 +98,9 @@ def set_scale(data: Bytes, quant_type: str, scale: npt.ArrayLike) -> None:
     halves = np.broadcast_to(np.asarray(scale, "<f2"), len(data))
     for at in HALVES.get(quant_type, ()):
         data[:, at : at + 2] = np.ascontiguousarray(halves)[:, None].view(np.uint8)
+    if quant_type in SINGLES:
+        singles = np.broadcast_to(np.asarray(scale, "<f4"), len(data))
+        data[:, SINGLES[quant_type] :][:, :4] = np.ascontiguousarray(singles)[:, None].view(np.uint8)
     if quant_type == "IQ1_M":  # a nibble on top of each of four words
         words = halves.view("<u2")[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
         data[:, 49:57:2] = data[:, 49:57:2] & 15 | words.astype(np.uint8) << 4
@@ -99,6 +108,8 @@ def set_scale(data: Bytes, quant_type: str, scale: npt.ArrayLike) -> None:
 
 def expected_values(data: Bytes, quant_type: str) -> npt.NDArray[np.float32]:
     """What rows of blocks decode to, [rows, values]: by the `gguf` package, else as the format is told."""
+    if quant_type in OF_SAFETENSORS:
+        return values_of_safetensors(data, quant_type)
     if quant_type not in TOLD_HERE:
         return np.asarray(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[quant_type]), np.float32)
     kind = BY_NAME[quant_type]
@@ -108,6 +119,24 @@ def expected_values(data: Bytes, quant_type: str) -> npt.NDArray[np.float32]:
     factors = np.stack([factor(blocks, quant_type, n) for n in range(kind.block_elements)], axis=1)
     values: npt.NDArray[np.float32] = (factors.astype(np.float32) * scales).reshape(len(data), -1)
     return values + 0 if quant_type == "PTQ1_0" else values  # its zeros have no sign
+
+
+def values_of_safetensors(data: Bytes, quant_type: str) -> npt.NDArray[np.float32]:
+    """The same of a type that GGUF does not have: 8-bit floats by torch."""
+    blocks = data.reshape(-1, BY_NAME[quant_type].block_bytes)
+    single = np.ascontiguousarray(blocks[:, SINGLES[quant_type] :][:, :4]).view("<f4")
+    if quant_type == "FP8":
+        return (e4m3(blocks[:, :64]) * single).reshape(len(data), -1)
+    scales = (e4m3(blocks[:, :4]) * single)[:, :, None]
+    packed = blocks[:, 4:36].reshape(-1, 4, 8)
+    return (np.concatenate([E2M1[packed & 15], E2M1[packed >> 4]], axis=-1) * scales).reshape(len(data), -1)
+
+
+def e4m3(codes: Bytes) -> npt.NDArray[np.float32]:
+    """8-bit floats as torch reads them."""
+    import torch
+
+    return np.asarray(torch.from_numpy(np.ascontiguousarray(codes)).view(torch.float8_e4m3fn).float().numpy())
 
 
 def factor(blocks: Bytes, quant_type: str, n: int) -> npt.NDArray[np.int64]:

@@ -53,21 +53,46 @@ DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
 }
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 WITHOUT_HEAD_DIM = {name: value for name, value in DENSE.items() if name != "head_dim"}
-MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", DENSE),
     "llama3": ("Llama", {**DENSE, "rope_parameters": LLAMA3, "attention_bias": True, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", WITHOUT_HEAD_DIM),
     "qwen3": ("Qwen3", {**DENSE, "rope_parameters": YARN}),
     "gemma3": ("Gemma3", {**DENSE, "num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 8}),
     "qwen35": ("Qwen3_5", {**DENSE, "num_hidden_layers": 4, "head_dim": 32, **DELTA}),
+    "mistral": ("Mistral", {**DENSE, "sliding_window": None}),
+    "smollm3": ("SmolLM3", {**WITHOUT_HEAD_DIM, "num_hidden_layers": 5}),
+    "olmo2": ("Olmo2", WITHOUT_HEAD_DIM),
+    "gemma2": ("Gemma2", {**DENSE, "query_pre_attn_scalar": 24, "sliding_window": 8}),
+    "qwen3moe": ("Qwen3Moe", {**DENSE, **EXPERTS, "norm_topk_prob": True}),
+    "qwen35moe": (
+        "Qwen3_5Moe",
+        {**DENSE, "head_dim": 32, **DELTA, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 48},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {**DENSE, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 8}
+        | {"rope_parameters": {**YARN, "truncate": False}},
+    ),
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Qwen3_5": "Qwen3_5TextConfig"}
+OF_16 = ("llama3", "gemma3", "qwen35", "gpt_oss")
+"""Models whose rules move elements or compute, tried in other types too."""
+PACKED = {**DENSE, "hidden_size": 192, "intermediate_size": 320, "head_dim": 64, "num_hidden_layers": 2}
+"""Sizes that tiles of 128 do not fill, in rows that are blocks of 64."""
+SIZED_FOR_BLOCKS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "packed": ("Llama", PACKED),
+    "packed_experts": ("Qwen3Moe", {**PACKED, **EXPERTS, "moe_intermediate_size": 64}),
+}
+TEXT_OF = {"gemma3": "gemma3_text", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"}
+"""`model_type` of the text part of models that see images."""
+CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")}
 
 
 def tiny_model(name: str, dtype: Any) -> Any:
     """A random model of transformers whose every tensor matters."""
-    kind, arguments = MODELS[name]
+    kind, arguments = (MODELS | SIZED_FOR_BLOCKS)[name]
     config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**arguments, attn_implementation="eager")
     torch.manual_seed(len(name))
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -128,8 +153,33 @@ def write_directory(folder: Path, name: str, dtype: Any, shard_size: str = "1GB"
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     settings = {"chat_template": template, "eos_token": tokenizer.id_to_token(1)}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    kind = getattr(transformers, f"{MODELS[name][0]}ForCausalLM")
-    return folder, kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return folder, type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def with_images(name: str) -> Any:
+    """A random model that sees images too, its text part one of those above."""
+    kind, arguments = MODELS[name]
+    if kind == "Gemma3":
+        eyes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 28}
+        eyes |= {"num_attention_heads": 2, "patch_size": 14, "model_type": "siglip_vision_model"}
+    else:
+        eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    text = {**arguments, "model_type": TEXT_OF[name]}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=eyes, attn_implementation="eager")
+    torch.manual_seed(6)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+
+
+@pytest.mark.parametrize("name", TEXT_OF)
+def test_the_text_part_of_a_model_that_sees_images_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    model = with_images(name)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    ids = random.Random(9).choices(range(VOCAB), k=20)
+    [got] = Driver(tmp_path).run([ids], chunks(len(ids), 7))
+
+    assert "text_config" in config
+    assert nmse(got, logits_of(model, ids)) <= TOLERANCE
 
 
 def logits_of(model: Any, ids: list[int]) -> np.ndarray[Any, Any]:
@@ -138,8 +188,10 @@ def logits_of(model: Any, ids: list[int]) -> np.ndarray[Any, Any]:
     return values
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "bfloat16") for name in MODELS), *((name, "float16") for name in OF_16), ("llama3", "float32")],
+)
 def test_logits_of_a_directory_agree_with_transformers(name: str, dtype: str, tmp_path: Path) -> None:
     folder, model = write_directory(tmp_path / name, name, getattr(torch, dtype))
     ids = random.Random(7).choices(range(VOCAB), k=48)
@@ -165,7 +217,7 @@ def test_ids_of_a_thousand_random_strings_are_those_of_the_tokenizers_library(na
         assert tokenizer.encode(text) == expected, text
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "gpt_oss"])
 def test_a_directory_generates_what_transformers_generates(name: str, tmp_path: Path) -> None:
     folder, model = write_directory(tmp_path / name, name, torch.bfloat16)
     ids = random.Random(8).choices(range(2, 380), k=20)

@@ -7,7 +7,7 @@ import pytest
 
 from pocketllm.engine.weights import quant
 from tests.parity.drive import Driver, chunks, nmse
-from tests.parity.random_blocks import STORED, write_packed, write_twin
+from tests.parity.random_blocks import OF_SAFETENSORS, STORED, write_packed, write_twin
 from tests.tiny import textbook_logits
 
 TOLERANCE = 1e-9
@@ -22,8 +22,8 @@ def test_a_model_in_this_type_computes_what_its_decoded_weights_say(quant_type: 
     assert nmse(got, expected) <= TOLERANCE
 
 
-def test_every_type_that_can_be_decoded_is_tried() -> None:
-    assert set(quant.known_types()) == STORED | {"F32"}
+def test_every_type_that_can_be_decoded_is_tried_here_or_in_a_directory() -> None:
+    assert set(quant.known_types()) == STORED | OF_SAFETENSORS | {"F32"}
 
 
 def test_two_seeds_are_two_models(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ Bytes = npt.NDArray[np.uint8]
 
 FLOAT_TYPES = ("BF16", "F16", "F32")
 TYPES = quant.known_types()
-CODED_TYPES = tuple(sorted(set(TYPES) - set(FLOAT_TYPES)))
+CODED_TYPES = tuple(sorted(set(TYPES) - {*FLOAT_TYPES, "FP8"}))
+"""Those that meet quantized rows."""
+E4M3_BYTES = {"FP8": 64, "NVFP4_SCALED": 4}
+"""Bytes at the begin of a block that are 8-bit floats."""
 ISAS = usable_isas()
 GRIDS = {"IQ1_S": "IQ1_S", "IQ1_M": "IQ1_S", **{t: t for t in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")}}
 SHAPES = ((1, 1), (3, 3), (17, 2), (33, 5))
@@ -94,6 +97,8 @@ def matrix_data(quant_type: str, rows: int, cols: int, seed: int) -> Bytes:
     data = blocks_of(quant_type, rows * cols // quant.block_size(quant_type)[0], seed)
     if quant_type == "MXFP4":
         data[:, 0] = rng.integers(0, 140, len(data))  # scales whose products stay finite
+    floats = data[:, : E4M3_BYTES.get(quant_type, 0)]
+    floats[floats & 0x7F == 0x7F] = 0  # what is no number would make every sum of its row none
     return data
 
 

@@ -9,9 +9,9 @@ import pytest
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_ID, BY_NAME
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
-from tests.parity.random_blocks import HALVES, STORED, expected_values, set_scale
+from tests.parity.random_blocks import HALVES, OF_SAFETENSORS, SINGLES, STORED, expected_values, set_scale
 
-EXPECTED = STORED | {"F32"}
+EXPECTED = STORED | OF_SAFETENSORS | {"F32"}
 
 
 def blocks_of(quant_type: str, count: int, seed: int, scale: float | None = None) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_every_half_precision_value_decodes_exactly() -> None:
     assert_same_bits(every, "BF16")
 
 
-@pytest.mark.parametrize("quant_type", sorted(HALVES))
+@pytest.mark.parametrize("quant_type", sorted({*HALVES, *SINGLES}))
 def test_a_change_of_any_byte_is_seen(quant_type: str) -> None:
     data = blocks_of(quant_type, 1, seed=3, scale=1.0)
     elements, num_bytes = quant.block_size(quant_type)

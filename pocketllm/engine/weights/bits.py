@@ -33,6 +33,18 @@ CODEBOOK = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53
 E2M1_DOUBLED = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
 """Twice the values of a 4-bit float (OCP Microscaling Formats 1.0); a negative zero is a plain one here."""
 
+
+def e4m3_values() -> Floats:
+    """The 256 values of an 8-bit float with 4 bits of exponent and no infinities; 0x7f and 0xff are NaN."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float32)
+    values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7))
+    values[[0x7F, 0xFF]] = np.nan
+    return np.copysign(values, np.where(codes < 128, 1, -1)).astype(np.float32)
+
+
+E4M3 = e4m3_values()
+
 SIGNS: Signed = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.int8)
 """[256, 8]: the signs of eight values that a byte holds, lowest bit first; 1 is negative."""
 

@@ -1,4 +1,4 @@
-"""Names, file ids and block sizes of the GGUF tensor types: the public ggml format, plus two vendor types.
+"""Names, file ids and block sizes of the tensor types: the public ggml format, two vendor types, two of safetensors.
 
 A type in this table can be sized and shown; whether it can be decoded is said by the files in `quant/`.
 """
@@ -57,8 +57,13 @@ BY_ID: Mapping[int, QuantType] = {
         ("Q2_0", 42, 64, 18),
         ("PQ2_0", 142, 128, 34),
         ("PTQ1_0", 143, 128, 28),
+        ("FP8", -1, 64, 68),
+        ("NVFP4_SCALED", -2, 64, 40),
     )
 }
-"""By file id. Q8_1 is an activation type with no fixed file layout (36 bytes in the C code); it is never stored."""
+"""By file id. Q8_1 is an activation type with no fixed file layout (36 bytes in the C code); it is never stored.
+
+An id below 0, which no GGUF can hold, is of a type that weights of safetensors are packed into as they are read.
+"""
 
 BY_NAME: Mapping[str, QuantType] = {quant_type.name: quant_type for quant_type in BY_ID.values()}

@@ -1,8 +1,8 @@
 """Opens a Hugging Face directory: every shard as a part of a checkpoint, its tensors under their GGUF names."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -15,15 +15,25 @@ import numpy.typing as npt
 from pocketllm.engine.weights.gguf import Metadata, TensorInfo
 from pocketllm.engine.weights.huggingface import names
 from pocketllm.engine.weights.huggingface.metadata import MadeMetadata
+from pocketllm.engine.weights.huggingface.moving import moved, shape_of, type_of
+from pocketllm.engine.weights.huggingface.quantization import read_quantization
 from pocketllm.engine.weights.huggingface.rules import Config, Mapped, Rule
-from pocketllm.engine.weights.huggingface.safetensors import SafetensorsFile, StoredTensor, open_safetensors
+from pocketllm.engine.weights.huggingface.safetensors import SafetensorsFile, open_safetensors
+from pocketllm.engine.weights.huggingface.sources import Source, read_sources
 from pocketllm.engine.weights.huggingface.tokenizer_json import read_tokenizer
-from pocketllm.engine.weights.quant import dequantize
 from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MODELOPT = "hf_quant_config.json"
+"""Where older files of modelopt say how they are quantized."""
+BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", MODELOPT)
+"""Files that say what the tensors are."""
+
+
+Pieces = Sequence[tuple[Source, Rule]]
+"""What a GGUF tensor is made of: one tensor of the directory, or one for each expert."""
 
 
 @dataclass
@@ -32,21 +42,11 @@ class DirectoryPart:
 
     file: SafetensorsFile
     metadata: Metadata
-    rules: Mapping[str, Rule]
+    tensors: Mapping[str, TensorInfo]
+    pieces: Mapping[str, Pieces]
     made: Mapping[str, npt.NDArray[np.float32]]
     version: int = 0
     alignment: int = 1
-    tensors: dict[str, TensorInfo] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._stored = {rule_of(self.rules, name).name: name for name in self.file.tensors}
-        self.tensors = {}
-        for name, original in self._stored.items():
-            tensor, rule = self.file.tensors[original], rule_of(self.rules, original)
-            shape = rule.shape if rule.shape and prod(rule.shape) == prod(tensor.shape) else tensor.shape
-            self.tensors[name] = self._info(name, shape, result_type(tensor, rule))
-        for name, values in self.made.items():
-            self.tensors[name] = self._info(name, values.shape, "F32")
 
     @property
     def path(self) -> Path:
@@ -60,16 +60,13 @@ class DirectoryPart:
         """Raw bytes of a tensor, as they are in the file where nothing is done to it."""
         if tensor.name in self.made:
             return self.made[tensor.name].reshape(-1).view(np.uint8)
-        original = self._stored[tensor.name]
-        stored, rule = self.file.tensors[original], rule_of(self.rules, original)
-        data = self.file.data(original)
-        if rule.rows is not None or rule.columns is not None:
-            _check_order(self.path.name, stored, rule)
-            data = reordered(data, stored, rule)
-        if stored.dtype != tensor.quant_type or rule.compute is not None:
-            values = dequantize(data, stored.dtype, stored.shape)
-            data = (values if rule.compute is None else rule.compute(values)).reshape(-1).view(np.uint8)
-        return data
+        [first, *others] = self.pieces[tensor.name]
+        if not others:
+            return moved(*first, tensor.quant_type)
+        data = np.empty((1 + len(others), tensor.num_bytes // (1 + len(others))), np.uint8)
+        for row, (source, rule) in zip(data, (first, *others), strict=True):
+            row[:] = moved(source, rule, tensor.quant_type)
+        return data.reshape(-1)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError where the file is no longer the one that was opened."""
@@ -78,12 +75,6 @@ class DirectoryPart:
     def close(self) -> None:
         """Let the file go; what was read stays."""
         self.file.close()
-
-    def _info(self, name: str, shape: tuple[int, ...], quant_type: str) -> TensorInfo:
-        kind = BY_NAME[quant_type]
-        original = self._stored.get(name)
-        start = self.file.tensors[original].start if original is not None else 0
-        return TensorInfo(name, shape, quant_type, kind.type_id, start, prod(shape) * kind.block_bytes, self.path)
 
 
 def is_directory(path: Path) -> bool:
@@ -100,37 +91,94 @@ def open_directory(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
     CheckpointError for a damaged or incomplete directory, UnsupportedFeatureError for what no file in `names` reads.
     """
     values = read_json(path / "config.json")
-    architecture, mapped = _mapped(Config(values))
-    beside = [
-        path / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json") if (path / name).is_file()
-    ]
+    module, mapped = _mapped(Config.of_text(values), values.get("model_type"))
+    quantization = read_quantization(_said_of_quantization(path, values))
+    config = Config.of_text(values).values
     metadata = {
-        "general.architecture": architecture,
+        "general.architecture": module.ARCHITECTURE,
         "general.name": path.resolve().name,
         **mapped.metadata,
-        **read_tokenizer(path, values, read_json),
+        **read_tokenizer(path, config, read_json),
     }
-    skipped = {"lm_head.weight"} if values.get("tie_word_embeddings", architecture == "gemma3") else set()
+    is_tied = config.get("tie_word_embeddings", getattr(module, "TIED", False))
     opened: list[SafetensorsFile] = []
     try:
-        for shard in shard_paths(path):
-            file = open_safetensors(shard)
-            opened.append(file)
-            file.tensors = {
-                name: tensor
-                for name, tensor in file.tensors.items()
-                if name not in skipped and not name.endswith("rotary_emb.inv_freq")
-            }
+        opened.extend(open_safetensors(shard) for shard in shard_paths(path))
         _check_index(path, opened)
-        made = MadeMetadata(metadata)
-        parts = [
-            DirectoryPart(file, made, mapped.rules, {} if number else mapped.made) for number, file in enumerate(opened)
-        ]
-        return parts, tuple(beside)
+        pieces = _pieces(read_sources(opened, quantization), mapped, is_tied)
+        return _parts(opened, MadeMetadata(metadata), mapped.made, pieces), _beside(path)
     except BaseException:
         for file in opened:
             file.close()
         raise
+
+
+def _beside(path: Path) -> tuple[Path, ...]:
+    return tuple(path / name for name in BESIDE if (path / name).is_file())
+
+
+def _said_of_quantization(path: Path, values: Mapping[str, Any]) -> Any:
+    """config.json's word on it, or modelopt's in a file of its own."""
+    said = values.get("quantization_config")
+    if said is None and (path / MODELOPT).is_file():
+        return {"quant_method": "modelopt", **read_json(path / MODELOPT)}
+    return said
+
+
+def _pieces(sources: Mapping[str, Source], mapped: Mapped, is_tied: bool) -> dict[str, list[tuple[Source, Rule]]]:
+    """What each GGUF tensor is made of; tensors that no text model has, and a head that is tied, are left out."""
+    pieces: dict[str, list[tuple[Source, Rule]]] = {}
+    for stored_as, source in sources.items():
+        name = text_name(stored_as)
+        is_left_out = name.endswith("rotary_emb.inv_freq") or (is_tied and name.startswith("lm_head."))
+        if not is_left_out and not name.startswith(mapped.ignored):
+            for rule in mapped.rules_of(name):
+                pieces.setdefault(rule.name, []).append((source, rule))
+    for name, made_of in pieces.items():
+        made_of.sort(key=lambda piece: piece[1].part or 0)
+        if len({rule.part for _, rule in made_of}) < len(made_of):
+            both = " and ".join(repr(source.name) for source, _ in made_of[:2])
+            raise CheckpointError(f"tensors {both:.160} would both be {name}")
+    return pieces
+
+
+def _parts(
+    files: Sequence[SafetensorsFile],
+    metadata: Metadata,
+    made: Mapping[str, npt.NDArray[np.float32]],
+    pieces: Mapping[str, Pieces],
+) -> list[DirectoryPart]:
+    """A part for each shard: tensors are in that of their first piece, computed ones in the first."""
+    tensors: dict[Path, dict[str, TensorInfo]] = {file.path: {} for file in files}
+    for name, made_of in pieces.items():
+        tensors[made_of[0][0].file.path][name] = _described(name, made_of)
+    for name, values in made.items():
+        tensors[files[0].path][name] = _info(name, values.shape, "F32", 0, files[0].path)
+    return [DirectoryPart(file, metadata, tensors[file.path], pieces, made) for file in files]
+
+
+def _described(name: str, pieces: Pieces) -> TensorInfo:
+    """Types that differ between experts become float32; shapes may not differ."""
+    source, rule = pieces[0]
+    types, shapes = {type_of(*piece) for piece in pieces}, {shape_of(*piece) for piece in pieces}
+    if len(shapes) > 1:
+        raise CheckpointError(f"{source.file.path.name}: the tensors of {name} have several shapes: {sorted(shapes)}")
+    shape = shapes.pop() if rule.part is None else (len(pieces), *shapes.pop())
+    return _info(name, shape, types.pop() if len(types) == 1 else "F32", source.start, source.file.path)
+
+
+def _info(name: str, shape: tuple[int, ...], quant_type: str, start: int, file: Path) -> TensorInfo:
+    kind = BY_NAME[quant_type]
+    num_bytes = prod(shape) // kind.block_elements * kind.block_bytes
+    return TensorInfo(name, shape, quant_type, kind.type_id, start, num_bytes, file)
+
+
+def text_name(name: str) -> str:
+    """A tensor's name as a model of text alone has it."""
+    for prefix, plain in (("language_model.", ""), ("model.language_model.", "model.")):
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def shard_paths(path: Path) -> list[Path]:
@@ -160,27 +208,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def rule_of(rules: Mapping[str, Rule], name: str) -> Rule:
-    """The rule of a tensor; one that no rule knows keeps its name, for the family to refuse it by."""
-    return rules.get(name) or Rule(name)
-
-
-def result_type(tensor: StoredTensor, rule: Rule) -> str:
-    """Vectors and what is computed are float32."""
-    return "F32" if rule.compute is not None or len(rule.shape or tensor.shape) < 2 else tensor.dtype
-
-
-def reordered(data: npt.NDArray[np.uint8], tensor: StoredTensor, rule: Rule) -> npt.NDArray[np.uint8]:
-    """The bytes with rows and columns in the order of the rule."""
-    element = f"<u{tensor.num_bytes // prod(tensor.shape)}"
-    table = data.view(element).reshape(tensor.shape[0], -1)
-    if rule.rows is not None:
-        table = table[rule.rows]
-    if rule.columns is not None:
-        table = table[:, rule.columns]
-    return np.ascontiguousarray(table).reshape(-1).view(np.uint8)
-
-
 @cache
 def known() -> Mapping[str, str]:
     """Files of `names` by the `model_type` they read."""
@@ -188,16 +215,13 @@ def known() -> Mapping[str, str]:
     return {kind: stem for stem in stems for kind in import_module(f"{names.__name__}.{stem}").MODEL_TYPES}
 
 
-def _mapped(config: Config) -> tuple[str, Mapped]:
-    kind = config.values.get("model_type")
+def _mapped(config: Config, kind: Any) -> tuple[Any, Mapped]:
+    """The file of `names` that reads this `model_type`, and what it makes of the config."""
     if not isinstance(kind, str) or kind not in known():
         reason = f"config.json has model_type {kind!r:.60}; safetensors are read for {', '.join(known())}"
         raise UnsupportedFeatureError("Hugging Face directory", [reason])
-    if config.values.get("quantization_config") is not None:
-        reason = "config.json has a quantization_config; safetensors are read in F32, F16 and BF16 only"
-        raise UnsupportedFeatureError("Hugging Face directory", [reason])
     module = import_module(f"{names.__name__}.{known()[kind]}")
-    return module.ARCHITECTURE, module.read(config)
+    return module, module.read(config)
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
@@ -215,14 +239,5 @@ def _check_index(path: Path, opened: list[SafetensorsFile]) -> None:
         return
     found = {file.path.name: file for file in opened}
     for name, shard in _weight_map(path).items():
-        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq") and name not in found[shard].tensors:
+        if name not in found[shard].tensors:
             raise CheckpointError(f"{INDEX} says that tensor {name!r:.80} is in {shard}, but it is not: fetch it again")
-
-
-def _check_order(file: str, tensor: StoredTensor, rule: Rule) -> None:
-    for axis, order in ((0, rule.rows), (1, rule.columns)):
-        if order is not None and (len(tensor.shape) <= axis or tensor.shape[axis] != len(order)):
-            raise CheckpointError(
-                f"{file}: tensor {tensor.name!r:.80} has shape {list(tensor.shape)}, "
-                f"but config.json makes its axis {axis} {len(order)} long"
-            )

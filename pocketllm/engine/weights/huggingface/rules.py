@@ -5,7 +5,7 @@ GGUF, whatever the matrices are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,33 @@ class Rule:
     compute: Compute | None = None
     """Of its values; the result is float32."""
     shape: tuple[int, ...] | None = None
-    """Its shape where that is not the directory's."""
+    """Its shape where that is not the directory's: of as many values, and before rows and columns move."""
+    part: int | None = None
+    """Its place in a tensor that several make, one after another along a new first axis: the number of an expert."""
+    transposed: bool = False
+    """Whether its last two axes are the other way round in the directory."""
+    share: slice | None = None
+    """Which of its rows, where a tensor of the directory holds several of GGUF's."""
+    share_axis: int = -2
+    """-1 where those rows are the values of a bias for each expert."""
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """What an architecture makes of a config.json: GGUF keys, a rule for each tensor it knows, tensors it computes."""
+    """What an architecture makes of a config.json: GGUF keys, a rule for each tensor it knows, tensors it computes.
+
+    shared: rules of the tensors that hold several of GGUF's; ignored: how names begin that belong to no text model.
+    """
 
     metadata: Mapping[str, Any]
     rules: Mapping[str, Rule]
-    made: Mapping[str, npt.NDArray[np.float32]]
+    made: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    shared: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    def rules_of(self, name: str) -> tuple[Rule, ...]:
+        """Rules of a tensor; one that none knows keeps its name, for the family to refuse it by."""
+        return self.shared.get(name) or (self.rules.get(name) or Rule(name),)
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,15 @@ class Config:
     """A config.json with the promise that what is asked for is there and of the right kind."""
 
     values: Mapping[str, Any]
+
+    @classmethod
+    def of_text(cls, values: Mapping[str, Any]) -> "Config":
+        """Of a model's text part, where it has others: what is said within `text_config` counts first."""
+        inner = values.get("text_config")
+        if not isinstance(inner, Mapping):
+            return cls(values)
+        said = {name: value for name, value in inner.items() if value is not None and name != "model_type"}
+        return cls({**values, **said})
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number above 0."""
@@ -74,6 +100,11 @@ class Config:
         """Values of a head."""
         return self.count("head_dim", max(1, self.count("hidden_size") // self.count("num_attention_heads")))
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer, by either of two names."""
+        return self.count("num_experts" if "num_experts" in self.values else "num_local_experts")
+
     def rope(self, layers: str | None = None) -> "Config":
         """Rotary parameters, in whichever of the two forms; layers: of this kind of layer where kinds differ."""
         said = self.values.get("rope_parameters")
@@ -86,13 +117,13 @@ class Config:
         return Config({**said, "rope_type": said.get("rope_type", said.get("type", "default"))})
 
 
-def decoder(architecture: str, config: Config) -> dict[str, Any]:
-    """GGUF keys of a plain decoder, its rotary positions left out."""
+def decoder(architecture: str, config: Config, intermediate: int | None = None) -> dict[str, Any]:
+    """GGUF keys of a plain decoder, its rotary positions left out. intermediate: where the config need not say it."""
     keys = {
         "block_count": config.count("num_hidden_layers"),
         "context_length": config.count("max_position_embeddings"),
         "embedding_length": config.count("hidden_size"),
-        "feed_forward_length": config.count("intermediate_size"),
+        "feed_forward_length": config.count("intermediate_size", intermediate),
         "attention.head_count": config.count("num_attention_heads"),
         "attention.head_count_kv": config.count("num_key_value_heads", config.count("num_attention_heads")),
         "attention.key_length": config.head_dim,
@@ -107,8 +138,11 @@ def prefixed(architecture: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{architecture}.{name}": value for name, value in keys.items()}
 
 
-def rotary(rope: Config) -> dict[str, Any]:
-    """GGUF rope keys; CheckpointError for a scaling that GGUF has no keys for. llama 3's is a tensor, and not here."""
+def rotary(rope: Config, *, rounds_ramp: bool = True) -> dict[str, Any]:
+    """GGUF rope keys; CheckpointError for a scaling that GGUF has no keys for. llama 3's is a tensor, and not here.
+
+    rounds_ramp: whether the family's YaRN has a ramp between whole pairs.
+    """
     kind, keys = rope.values["rope_type"], {"rope.freq_base": rope.number("rope_theta", 10000.0)}
     if kind in ("default", "llama3"):
         return keys
@@ -118,7 +152,10 @@ def rotary(rope: Config) -> dict[str, Any]:
     if kind == "yarn":
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             rope.require(name, None)
-        rope.require("truncate", True)
+        if rope.values.get("truncate", True) is not rounds_ramp:
+            raise CheckpointError(
+                f"config.json: truncate is {not rounds_ramp}, but only {rounds_ramp} is computed here"
+            )
         keys["rope.scaling.original_context_length"] = rope.count("original_max_position_embeddings")
         keys["rope.scaling.yarn_beta_fast"] = rope.number("beta_fast", 32.0)
         keys["rope.scaling.yarn_beta_slow"] = rope.number("beta_slow", 1.0)
@@ -136,13 +173,51 @@ def around(rename: Compute | None = None) -> dict[str, Rule]:
 
 def layers(config: Config, rules: Mapping[str, Rule]) -> dict[str, Rule]:
     """Rules of one layer, given by names within it and without `.weight`, for each layer, weights and biases."""
+    return in_layers(
+        config,
+        {
+            f"{name}.{kind}": replace(rule, name=f"{rule.name}.{kind}")
+            for name, rule in rules.items()
+            for kind in ("weight", "bias")
+        },
+    )
+
+
+def in_layers(config: Config, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Rules of one layer, given by whole names within it, for each layer."""
     return {
-        f"model.layers.{number}.{name}.{kind}": Rule(
-            f"blk.{number}.{rule.name}.{kind}", rule.rows, rule.columns, rule.compute, rule.shape
-        )
+        f"model.layers.{number}.{name}": replace(rule, name=f"blk.{number}.{rule.name}")
         for number in range(config.count("num_hidden_layers"))
         for name, rule in rules.items()
-        for kind in ("weight", "bias")
+    }
+
+
+def shared_in_layers(config: Config, rules: Mapping[str, tuple[Rule, ...]]) -> dict[str, tuple[Rule, ...]]:
+    """The same of tensors that hold several of GGUF's."""
+    return {
+        f"model.layers.{number}.{name}": tuple(replace(rule, name=f"blk.{number}.{rule.name}") for rule in made)
+        for number in range(config.count("num_hidden_layers"))
+        for name, made in rules.items()
+    }
+
+
+def experts(number: int) -> dict[str, Rule]:
+    """A layer's matrices of so many experts, a tensor for each in the directory and one for all in GGUF."""
+    return {
+        f"mlp.experts.{expert}.{part}_proj.weight": Rule(f"ffn_{part}_exps.weight", part=expert)
+        for expert in range(number)
+        for part in ("gate", "up", "down")
+    }
+
+
+def fused_experts(intermediate: int) -> dict[str, tuple[Rule, ...]]:
+    """The same in one tensor for all, gates and what they let through one after the other."""
+    return {
+        "mlp.experts.gate_up_proj": (
+            Rule("ffn_gate_exps.weight", share=slice(None, intermediate)),
+            Rule("ffn_up_exps.weight", share=slice(intermediate, None)),
+        ),
+        "mlp.experts.down_proj": (Rule("ffn_down_exps.weight"),),
     }
 
 
@@ -170,6 +245,16 @@ def computed(rules: Mapping[str, Rule], compute: Compute) -> dict[str, Rule]:
 def merged(*parts: Mapping[str, Rule]) -> dict[str, Rule]:
     """Several rules as one table."""
     return {name: rule for part in parts for name, rule in part.items()}
+
+
+def local_layers(config: Config, period: int) -> list[bool]:
+    """For each layer whether it sees a window; period: every how many the last one sees all, where nothing says it."""
+    number, kinds = config.count("num_hidden_layers"), sequence(config.values.get("layer_types"))
+    if not kinds:
+        return [(layer + 1) % period != 0 for layer in range(number)]
+    if len(kinds) != number or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise CheckpointError("config.json: layer_types must be sliding_attention or full_attention for each layer")
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def sequence(values: Any) -> Sequence[Any]:

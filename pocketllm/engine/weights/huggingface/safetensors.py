@@ -20,8 +20,10 @@ from pocketllm.errors import CheckpointError
 
 MOST_HEADER_BYTES = 100_000_000
 """The library's own limit."""
-DTYPES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
-"""Element types that are read, with bytes of an element; each is a quant type of the same name."""
+PLAIN = ("F32", "F16", "BF16")
+"""Element types that are quant types of the same name."""
+DTYPES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1}
+"""Element types that are read, with bytes of an element; those of a byte are codes and scales of packed weights."""
 
 
 @dataclass(frozen=True)

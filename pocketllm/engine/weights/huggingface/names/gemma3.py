@@ -1,4 +1,6 @@
-"""Gemma3ForCausalLM: norms are stored without their 1; local and global layers rotate with bases of their own."""
+"""Gemma3ForCausalLM, and the text part of Gemma3ForConditionalGeneration: norms are stored without their 1; local and
+global layers rotate with bases of their own.
+"""
 
 from pocketllm.engine.weights.huggingface.rules import (
     ATTENTION,
@@ -11,16 +13,18 @@ from pocketllm.engine.weights.huggingface.rules import (
     computed,
     decoder,
     layers,
+    local_layers,
     merged,
     plus_one,
     prefixed,
     rotary,
-    sequence,
 )
 from pocketllm.errors import CheckpointError
 
-MODEL_TYPES = ("gemma3_text",)
+MODEL_TYPES = ("gemma3_text", "gemma3")
 ARCHITECTURE = "gemma3"
+TIED = True
+"""What a config.json without the word means."""
 NORMS = {
     "input_layernorm": Rule("attn_norm"),
     "post_attention_layernorm": Rule("post_attention_norm"),
@@ -28,6 +32,7 @@ NORMS = {
     "post_feedforward_layernorm": Rule("post_ffw_norm"),
     **HEAD_NORMS,
 }
+IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 LAYERS_OF_27B = 62
 """The one size whose scores are divided by the root of hidden / heads: GGUF has no key for it, its family knows."""
 
@@ -38,26 +43,16 @@ def read(config: Config) -> Mapped:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         config.require(name, None)
     config.require("use_bidirectional_attention", False, None)
-    _check_scale(config)
+    check_scale(config, LAYERS_OF_27B)
     keys = rotary(config.rope("full_attention")) | {
         "attention.sliding_window": config.count("sliding_window"),
-        "attention.sliding_window_pattern": _locals(config),
+        "attention.sliding_window_pattern": local_layers(config, config.count("sliding_window_pattern", 6)),
         "rope.freq_base_swa": _local_base(config),
     }
     rules = layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
-    return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), around(plus_one) | rules, {})
-
-
-def _locals(config: Config) -> list[bool]:
-    """For each layer whether it is local."""
-    number = config.count("num_hidden_layers")
-    kinds = sequence(config.values.get("layer_types"))
-    if not kinds:
-        period = config.count("sliding_window_pattern", 6)
-        return [(layer + 1) % period != 0 for layer in range(number)]
-    if len(kinds) != number or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise CheckpointError("config.json: layer_types must be sliding_attention or full_attention for each layer")
-    return [kind == "sliding_attention" for kind in kinds]
+    return Mapped(
+        decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), around(plus_one) | rules, ignored=IMAGES
+    )
 
 
 def _local_base(config: Config) -> float:
@@ -68,8 +63,9 @@ def _local_base(config: Config) -> float:
     return config.number("rope_local_base_freq", 10000.0)
 
 
-def _check_scale(config: Config) -> None:
-    is_27b = config.count("num_hidden_layers") == LAYERS_OF_27B
+def check_scale(config: Config, layers_of_27b: int) -> None:
+    """CheckpointError for scores that are divided by anything but what the family knows of its size."""
+    is_27b = config.count("num_hidden_layers") == layers_of_27b
     expected = config.count("hidden_size") // config.count("num_attention_heads") if is_27b else config.head_dim
     if config.number("query_pre_attn_scalar", expected) != expected:
         raise CheckpointError(

@@ -1,4 +1,6 @@
-"""LlamaForCausalLM: GGUF pairs neighbors of a head where transformers pairs its halves; llama 3's rope is a tensor."""
+"""LlamaForCausalLM and MistralForCausalLM: GGUF pairs neighbors of a head where transformers pairs its halves; llama 3's
+rope is a tensor.
+"""
 
 import math
 
@@ -20,22 +22,37 @@ from pocketllm.engine.weights.huggingface.rules import (
     prefixed,
     rotary,
 )
+from pocketllm.errors import CheckpointError
 
-MODEL_TYPES = ("llama",)
+MODEL_TYPES = ("llama", "mistral")
 ARCHITECTURE = "llama"
 
 
 def read(config: Config) -> Mapped:
     """Keys, names and the rows of queries and keys in the order that rotates neighbors."""
     config.require("hidden_act", "silu")
-    keys, rope = decoder(ARCHITECTURE, config), config.rope()
-    queries = neighbors(config.count("num_attention_heads"), config.head_dim)
-    key_rows = neighbors(keys["llama.attention.head_count_kv"], config.head_dim)
-    turned = {"self_attn.q_proj": Rule("attn_q", queries), "self_attn.k_proj": Rule("attn_k", key_rows)}
-    rules = around() | layers(config, merged(ATTENTION, turned, FEED_FORWARD, NORMS))
+    _check_window(config)
+    rope = config.rope()
     made = {"rope_freqs.weight": divisors(rope, config.head_dim)} if rope.values["rope_type"] == "llama3" else {}
-    keys |= prefixed(ARCHITECTURE, {**rotary(rope), "rope.dimension_count": config.head_dim})
-    return Mapped(keys, rules, made)
+    keys = prefixed(ARCHITECTURE, {**rotary(rope), "rope.dimension_count": config.head_dim})
+    return Mapped(decoder(ARCHITECTURE, config) | keys, turned_rules(config), made)
+
+
+def turned_rules(config: Config) -> dict[str, Rule]:
+    """Rules of a decoder whose heads rotate neighbors."""
+    heads = config.count("num_attention_heads")
+    queries = neighbors(heads, config.head_dim)
+    key_rows = neighbors(config.count("num_key_value_heads", heads), config.head_dim)
+    turned = {"self_attn.q_proj": Rule("attn_q", queries), "self_attn.k_proj": Rule("attn_k", key_rows)}
+    return around() | layers(config, merged(ATTENTION, turned, FEED_FORWARD, NORMS))
+
+
+def _check_window(config: Config) -> None:
+    """A mistral without the word has a window of 4096."""
+    is_mistral = config.values.get("model_type") == "mistral"
+    window = config.values.get("sliding_window", 4096) if is_mistral else None
+    if window is not None and config.count("sliding_window", 4096) < config.count("max_position_embeddings"):
+        raise CheckpointError(f"config.json: sliding_window is {window}, but only attention to all is computed here")
 
 
 def neighbors(num_heads: int, head_dim: int) -> Order:

@@ -24,4 +24,4 @@ def read(config: Config) -> Mapped:
     config.require("hidden_act", "silu")
     config.require("use_sliding_window", False, None)
     keys = decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, rotary(config.rope()))
-    return Mapped(keys, around() | layers(config, merged(ATTENTION, FEED_FORWARD, NORMS, HEAD_NORMS)), {})
+    return Mapped(keys, around() | layers(config, merged(ATTENTION, FEED_FORWARD, NORMS, HEAD_NORMS)))

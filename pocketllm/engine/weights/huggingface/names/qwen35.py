@@ -1,4 +1,8 @@
-"""Qwen3_5ForCausalLM: norms without their 1, value heads by key head and not tiled, decays as logarithms."""
+"""Qwen3_5ForCausalLM, and the text part of Qwen3_5ForConditionalGeneration: norms without their 1, value heads by key
+head and not tiled, decays as logarithms.
+"""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +18,7 @@ from pocketllm.engine.weights.huggingface.rules import (
     around,
     computed,
     decoder,
+    in_layers,
     layers,
     merged,
     plus_one,
@@ -23,8 +28,10 @@ from pocketllm.engine.weights.huggingface.rules import (
 )
 from pocketllm.errors import CheckpointError
 
-MODEL_TYPES = ("qwen3_5_text",)
+MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
 ARCHITECTURE = "qwen35"
+OTHER_PARTS = ("model.visual.", "visual.", "mtp.")
+"""Images, and the layer that guesses further tokens."""
 NORMS = {
     "input_layernorm": Rule("attn_norm"),
     "post_attention_layernorm": Rule("post_attention_norm"),
@@ -34,10 +41,16 @@ NORMS = {
 
 def read(config: Config) -> Mapped:
     """Keys, names, and everything of a value head in tiled order."""
+    keys = decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, hybrid_keys(config))
+    return Mapped(keys, hybrid_rules(config) | layers(config, FEED_FORWARD), ignored=OTHER_PARTS)
+
+
+def hybrid_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of the attention and of the recurrent layers."""
     config.require("hidden_act", "silu")
     rope, value_dim = config.rope(), config.count("linear_value_head_dim")
     share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 0.25))
-    keys = rotary(rope) | {
+    return rotary(rope) | {
         "rope.dimension_count": int(config.head_dim * share),
         "ssm.conv_kernel": config.count("linear_conv_kernel_dim"),
         "ssm.state_size": config.count("linear_key_head_dim"),
@@ -46,9 +59,12 @@ def read(config: Config) -> Mapped:
         "ssm.inner_size": config.count("linear_num_value_heads") * value_dim,
         "attention.recurrent_layers": _recurrent(config),
     }
-    plain = layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
-    rules = around(plus_one) | plain | _recurrent_rules(config)
-    return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules, {})
+
+
+def hybrid_rules(config: Config) -> dict[str, Rule]:
+    """Rules of everything but the feed-forwards."""
+    plain = layers(config, merged(ATTENTION, computed(NORMS, plus_one)))
+    return around(plus_one) | plain | in_layers(config, _recurrent_rules(config))
 
 
 def _recurrent(config: Config) -> list[bool]:
@@ -62,11 +78,11 @@ def _recurrent(config: Config) -> list[bool]:
 
 
 def _recurrent_rules(config: Config) -> dict[str, Rule]:
-    """Rules of the Gated DeltaNet part of each layer."""
+    """Rules of a layer's Gated DeltaNet part."""
     keys = 2 * config.count("linear_num_key_heads") * config.count("linear_key_head_dim")
     heads, values = tiled(config), values_of(tiled(config), config.count("linear_value_head_dim"))
     channels = np.concatenate([np.arange(keys), keys + values])
-    parts = {
+    rules = {
         "in_proj_qkv.weight": Rule("attn_qkv.weight", channels),
         "in_proj_z.weight": Rule("attn_gate.weight", values),
         "in_proj_b.weight": Rule("ssm_beta.weight", heads),
@@ -79,13 +95,7 @@ def _recurrent_rules(config: Config) -> dict[str, Rule]:
         "norm.weight": Rule("ssm_norm.weight"),
         "out_proj.weight": Rule("ssm_out.weight", columns=values),
     }
-    return {
-        f"model.layers.{number}.linear_attn.{name}": Rule(
-            f"blk.{number}.{rule.name}", rule.rows, rule.columns, rule.compute, rule.shape
-        )
-        for number in range(config.count("num_hidden_layers"))
-        for name, rule in parts.items()
-    }
+    return {f"linear_attn.{name}": rule for name, rule in rules.items()}
 
 
 def tiled(config: Config) -> Order:

@@ -1,0 +1,46 @@
+"""Gemma2ForCausalLM: norms are stored without their 1; scores and logits are capped."""
+
+from pocketllm.engine.weights.huggingface.names.gemma3 import check_scale
+from pocketllm.engine.weights.huggingface.rules import (
+    ATTENTION,
+    FEED_FORWARD,
+    Config,
+    Mapped,
+    Rule,
+    around,
+    computed,
+    decoder,
+    layers,
+    local_layers,
+    merged,
+    plus_one,
+    prefixed,
+    rotary,
+)
+
+MODEL_TYPES = ("gemma2",)
+ARCHITECTURE = "gemma2"
+TIED = True
+"""What a config.json without the word means."""
+NORMS = {
+    "input_layernorm": Rule("attn_norm"),
+    "post_attention_layernorm": Rule("post_attention_norm"),
+    "pre_feedforward_layernorm": Rule("ffn_norm"),
+    "post_feedforward_layernorm": Rule("post_ffw_norm"),
+}
+LAYERS_OF_27B = 46
+
+
+def read(config: Config) -> Mapped:
+    """Keys, names, and norms with their 1."""
+    config.require("hidden_activation", "gelu_pytorch_tanh")
+    config.require("use_bidirectional_attention", False, None)
+    check_scale(config, LAYERS_OF_27B)
+    keys = rotary(config.rope()) | {
+        "attention.sliding_window": config.count("sliding_window", 4096),
+        "attention.sliding_window_pattern": local_layers(config, period=2),
+        "attn_logit_softcapping": config.number("attn_logit_softcapping"),
+        "final_logit_softcapping": config.number("final_logit_softcapping"),
+    }
+    rules = around(plus_one) | layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
+    return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules)
