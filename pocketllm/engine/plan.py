@@ -106,7 +106,7 @@ def make_plan(
     reasons = unreadable_tensors(checkpoint, capability, tables)
     if isinstance(family, str):
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture})", [family, *reasons])
-    reasons = [*family.unmet(checkpoint), *reasons, *unmet_capabilities(options, family, capability)]
+    reasons = [*family.unmet(checkpoint), *reasons, *unmet_capabilities(options, family, capability, checkpoint.metadata)]
     if reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
 
@@ -215,11 +215,13 @@ def unreadable_tensors(
     ]
 
 
-def unmet_capabilities(options: EngineOptions, family: ModelFamily, capability: BackendCapability) -> list[str]:
+def unmet_capabilities(
+    options: EngineOptions, family: ModelFamily, capability: BackendCapability, metadata: Mapping[str, Any]
+) -> list[str]:
     """What the options and the family need and the backend, or the family, does not have."""
     reasons = [
         f"backend {capability.name} has no op {op}, which family {family.architecture} needs"
-        for op in sorted(family.capability.required_ops - capability.ops)
+        for op in sorted(family.capability.ops_of(metadata) - capability.ops)
     ]
     width = family.capability.max_num_seqs
     if width is not None and options.max_num_seqs > width:

@@ -19,6 +19,9 @@ ROTATED_SHARE = 0.25
 DIVISORS = np.where(np.arange(16) < 4, 1.0, 1e30).astype(np.float32)
 """Of the 16 pairs of a global head, a quarter rotates."""
 SCALES = {f"blk.{n}.layer_output_scale.weight": np.array([0.7 + 0.1 * n], np.float32) for n in range(4)}
+EXPERT_SCALES = {
+    f"blk.{n}.ffn_down_exps.scale": np.random.RandomState(n).uniform(0.5, 1.5, 6).astype(np.float32) for n in range(4)
+}
 SPECS: Mapping[str, TinyFamily] = {
     "gemma4_keys_for_values": TinyFamily(
         "gemma4",
@@ -33,6 +36,17 @@ SPECS: Mapping[str, TinyFamily] = {
         tensors={"rope_freqs.weight": DIVISORS, **SCALES},
     ),
     "gemma4_no_own_inputs": TinyFamily("gemma4", 53, {"embedding_length_per_layer_input": 0}),
+    "gemma4_mixture": TinyFamily(
+        "gemma4",
+        54,
+        {
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+        },
+        tensors={**SCALES, **EXPERT_SCALES},
+    ),
 }
 """Checkpoints whose logits are committed as oracles/<name>.npz."""
 
@@ -56,6 +70,13 @@ NAMES = {
     "proj": "per_layer_projection.weight",
     "post_norm": "post_per_layer_input_norm.weight",
     "layer_output_scale": "layer_scalar",
+    "ffn_gate_inp": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2.weight",
+    **{f"post_ffw_norm_{part}": f"post_feedforward_layernorm_{part}.weight" for part in (1, 2)},
 }
 
 
@@ -72,7 +93,8 @@ def load_model(path: Path) -> Any:
     for name, values in contents.tensors.items():
         parts = name.split(".")
         if parts[0] == "blk":
-            state[f"model.layers.{parts[1]}.{NAMES[parts[2]]}"] = values
+            own = ".".join(parts[2:]).removesuffix(".weight")
+            state[f"model.layers.{parts[1]}.{NAMES[own]}"] = values
         elif parts[0] != "rope_freqs":
             state[f"model.{GLOBAL[parts[0]]}.weight"] = values
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -108,6 +130,10 @@ def arguments(key: Keys) -> dict[str, Any]:
         "num_kv_shared_layers": key("attention.shared_kv_layers", 0),
         "sliding_window": key("attention.sliding_window"),
         "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
+        "enable_moe_block": bool(key("expert_count")),
+        "num_experts": key("expert_count"),
+        "top_k_experts": key("expert_used_count"),
+        "moe_intermediate_size": key("expert_feed_forward_length"),
         "hidden_size_per_layer_input": key("embedding_length_per_layer_input"),
         "vocab_size_per_layer_input": 512,
         "final_logit_softcapping": key("final_logit_softcapping"),

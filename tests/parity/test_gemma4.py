@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from pocketllm.engine.backends.api.ops import Norm
+from pocketllm.engine.backends.reference.mixture import expert_outputs, route, weighted_sum
+from pocketllm.engine.models.registry import find_family
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.gemma4_oracle import SPECS
 from tests.parity.test_families import Mistaken, erf_gelu, norm_plus_one, other_layout, unscaled, with_attention
-from tests.parity.tiny_families import write_family
+from tests.parity.tiny_families import weights, write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
@@ -88,6 +90,92 @@ def test_a_mistake_at_load_is_seen(mistake: Callable[[Any], dict[str, Any]], tmp
     [got] = driver.run([expected["input_ids"].tolist()], chunks(40, 40))
 
     assert nmse(got, expected["logits"]) > 10 * TOLERANCE
+
+
+# -- the mixture -----------------------------------------------------------------------------------------------------
+MIXTURE = "gemma4_mixture"
+
+
+def of_mixture(driver: Driver) -> float:
+    """How far a driver is from transformers."""
+    expected = np.load(ORACLES / f"{MIXTURE}.npz")
+    [got] = driver.run([expected["input_ids"].tolist()], chunks(40, 40))
+    return nmse(got, expected["logits"])
+
+
+def test_experts_whose_halves_are_two_tensors_are_the_same(tmp_path: Path) -> None:
+    spec, halves = SPECS[MIXTURE], {}
+    for name, values in weights(spec).items():
+        if "gate_up" in name:
+            gate, up = np.split(values, 2, axis=1)
+            halves |= {name: None, name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+    path = write_family(tmp_path / "tiny.gguf", replace(spec, tensors={**spec.tensors, **halves}))
+
+    assert of_mixture(Driver(path)) <= TOLERANCE
+
+
+def routed_by_what_experts_read(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
+    return right(x, x, experts)
+
+
+def experts_not_scaled(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
+    return right(x, routed_by, replace(experts, scale=experts.scale * 0 + 1))
+
+
+def halves_exchanged(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
+    own = experts.experts
+    return right(x, routed_by, replace(experts, experts=replace(own, gate=own.up, up=own.gate)))
+
+
+def with_routing(**changes: Any) -> Op:
+    def wrong(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
+        own = experts.experts
+        changed = replace(own, routing=replace(own.routing, **changes))
+        return right(x, routed_by, replace(experts, experts=changed))
+
+    return wrong
+
+
+def silu_for_gelu(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
+    own = experts.experts
+    chosen, shares = route(routed_by @ own.router.weight.T, own.routing)
+    return weighted_sum(expert_outputs(x, chosen, own.gate, own.up, own.down), shares * experts.scale[chosen])
+
+
+# that weights are normalized is not to be seen: the norm after them takes any factor
+OF_EXPERTS: Sequence[tuple[str, Op]] = [
+    ("routed by what experts read", routed_by_what_experts_read),
+    ("experts not scaled", experts_not_scaled),
+    ("gates and values exchanged", halves_exchanged),
+    ("one expert less", with_routing(num_used=2)),
+    ("silu for gelu", silu_for_gelu),
+]
+
+
+@pytest.mark.parametrize(("mistake", "wrong"), OF_EXPERTS, ids=[mistake for mistake, _ in OF_EXPERTS])
+def test_a_mistake_with_experts_is_seen(mistake: str, wrong: Op, tmp_path: Path) -> None:
+    driver = Driver(write_family(tmp_path / "tiny.gguf", SPECS[MIXTURE]))
+    driver.model = replace(driver.model, ops=Mistaken(driver.ops, {"scaled_mixture": wrong}))
+
+    assert of_mixture(driver) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("norm", ["shared_norm", "router_norm", "before", "after"])
+def test_a_norm_beside_experts_that_is_another_s_is_seen(norm: str, tmp_path: Path) -> None:
+    driver = Driver(write_family(tmp_path / "tiny.gguf", SPECS[MIXTURE]))
+    layers = [replace(layer, mixture=replace(layer.mixture, **{norm: layer.ffn_norm})) for layer in driver.model.layers]
+    driver.model = replace(driver.model, layers=layers)
+
+    assert of_mixture(driver) > 10 * TOLERANCE
+
+
+def test_a_backend_without_such_experts_runs_the_others_and_is_named_for_the_mixture(tmp_path: Path) -> None:
+    capability = find_family("gemma4").capability
+    metadata = {"general.architecture": "gemma4"}
+
+    assert "scaled_mixture" not in capability.ops_of(metadata)
+    assert "scaled_mixture" not in capability.ops_of({**metadata, "gemma4.expert_count": 0})
+    assert "scaled_mixture" in capability.ops_of({**metadata, "gemma4.expert_count": 8})
 
 
 def test_logits_that_are_not_capped_are_seen(tmp_path: Path) -> None:

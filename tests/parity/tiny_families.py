@@ -275,7 +275,7 @@ def weights(spec: TinyFamily) -> dict[str, npt.NDArray[np.float32]]:
     tensors = {}
     for name in sorted(shapes):
         scale = 0.1 if len(shapes[name]) == 1 else 0.15
-        around = 1 if "norm" in name or name.endswith("_scale.weight") else 0
+        around = 1 if "norm" in name or name.endswith(("_scale.weight", "_inp.scale")) else 0
         values = random.standard_normal(shapes[name]) * scale + around
         if name.endswith("ssm_a"):
             values = -np.exp(values)  # a decay grows nothing

@@ -161,7 +161,7 @@ def test_a_layer_that_predicts_further_tokens_is_known_and_left_alone(architectu
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_backend_without_latent_attention_is_named_with_what_it_lacks(architecture: str, tmp_path: Path) -> None:
     plain = CAPABILITY.ops | find_family("qwen3moe").capability.required_ops
-    reasons = unmet_capabilities(EngineOptions(), find_family(architecture), replace(CAPABILITY, ops=plain))
+    reasons = unmet_capabilities(EngineOptions(), find_family(architecture), replace(CAPABILITY, ops=plain), {})
 
     assert f"has no op latent_attention, which family {architecture} needs" in " ".join(reasons)
 

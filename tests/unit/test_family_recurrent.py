@@ -192,7 +192,8 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("gemma4", "attention__head_count_kv", [2, 2, 4, 2], "is [2, 2, 4, 2]: layers of a kind must have one"),
     ("gemma4", "attention__shared_kv_layers", 3, "a layer shares keys that none has"),
     ("gemma4", "feed_forward_length", [96, 96], "is [96, 96]: it must be a whole number above 0 for each layer"),
-    ("gemma4", "expert_count", 8, "gemma4.expert_count=8 is not supported by family gemma4"),
+    ("gemma4", "expert_count", 8, "metadata key gemma4.expert_used_count is absent: it must be a whole number above 0"),
+    ("gemma4", "expert_gating_func", 2, "gemma4.expert_gating_func=2 is not supported by family gemma4"),
 ]
 
 

@@ -5,7 +5,7 @@ constant `FAMILY`. It imports no torch: it computes by composing the operations 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Any, Protocol
 
@@ -165,11 +165,19 @@ class ModelCapability:
 
     required_ops: frozenset[str]
     """Names of `Ops` methods that the forward pass calls."""
+    ops_of_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """More of them, by the key of a header that has them called where it is there and not 0."""
     max_num_seqs: int | None = None
     """Widest batch the family can run; None is no limit of its own."""
     supports_chunked_prefill: bool = True
     tables: frozenset[str] = frozenset()
     """Last parts of names of tensors of whole numbers, which the family reads itself."""
+
+    def ops_of(self, metadata: Mapping[str, Any]) -> frozenset[str]:
+        """Names of `Ops` methods that the checkpoint of this header needs."""
+        architecture = metadata.get("general.architecture")
+        more = (ops for key, ops in self.ops_of_keys.items() if metadata.get(f"{architecture}.{key}"))
+        return self.required_ops.union(*more)
 
 
 class Checkpoint(Protocol):

@@ -148,6 +148,15 @@ class BoundedExperts:
     limit: float
 
 
+@dataclass(frozen=True)
+class ScaledExperts:
+    """Experts that give scale · down(gelu(gate x) · up x), gelu in its tanh form (Gemma 4)."""
+
+    experts: Experts
+    scale: Tensor
+    """[experts]"""
+
+
 class Ops(Protocol):
     """What a backend offers to model families.
 
@@ -367,6 +376,9 @@ class Ops(Protocol):
 
     def bounded_mixture(self, x: Tensor, experts: BoundedExperts) -> Tensor:
         """`mixture` with such experts."""
+
+    def scaled_mixture(self, x: Tensor, routed_by: Tensor, experts: ScaledExperts) -> Tensor:
+        """`mixture` with such experts, for which the router reads rows of its own: routed_by, [tokens, in]."""
 
     def causal_conv(
         self,

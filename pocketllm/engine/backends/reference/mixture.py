@@ -1,10 +1,12 @@
 """A mixture of experts in plain torch: routed in float32, one expert at a time, summed in the order of the ranks."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pocketllm.engine.backends.api.ops import BoundedExperts, Gating, Routing
+from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating, Routing
 from pocketllm.engine.backends.reference.recurrent import softplus
 from pocketllm.engine.backends.reference.rows import pad_rows
 
@@ -60,6 +62,17 @@ def expert_outputs(x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Te
         # spelled out as in `silu_mul`
         gated = pad_rows(opened / opened.neg().exp_().add_(1) * functional.linear(rows, up[expert]))
         outputs[tokens, ranks] = functional.linear(gated, down[expert])[: len(tokens)]
+    return outputs
+
+
+def gelu_outputs(x: Tensor, chosen: Tensor, experts: Experts, gelu_mul: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """`expert_outputs` of experts whose gate is a gelu."""
+    outputs = x.new_empty(*chosen.shape, experts.down.shape[1])
+    for expert in sorted(set(chosen.flatten().tolist())):
+        tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        rows = pad_rows(x[tokens])
+        opened = gelu_mul(functional.linear(rows, experts.gate[expert]), functional.linear(rows, experts.up[expert]))
+        outputs[tokens, ranks] = functional.linear(pad_rows(opened), experts.down[expert])[: len(tokens)]
     return outputs
 
 

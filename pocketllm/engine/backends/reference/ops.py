@@ -18,14 +18,28 @@ from pocketllm.engine.backends.api.attention import (
 )
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
-from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, HyperConnection, Norm, Projection, RopeLayout
+from pocketllm.engine.backends.api.ops import (
+    BoundedExperts,
+    Experts,
+    HyperConnection,
+    Norm,
+    Projection,
+    RopeLayout,
+    ScaledExperts,
+)
 from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference import compressed, indexed
 from pocketllm.engine.backends.reference import latent as mla
 from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import PagedCache, StepPlan, paged_attention, plan_step
-from pocketllm.engine.backends.reference.mixture import bounded_outputs, expert_outputs, route, weighted_sum
+from pocketllm.engine.backends.reference.mixture import (
+    bounded_outputs,
+    expert_outputs,
+    gelu_outputs,
+    route,
+    weighted_sum,
+)
 from pocketllm.engine.backends.reference.recurrent import (
     StateSlots,
     convolve,
@@ -308,6 +322,11 @@ class ReferenceOps:
     def bounded_mixture(self, x: Tensor, experts: BoundedExperts) -> Tensor:
         chosen, weights = route(self.project(x, experts.experts.router)[0], experts.experts.routing)
         return weighted_sum(bounded_outputs(x, chosen, experts), weights)
+
+    def scaled_mixture(self, x: Tensor, routed_by: Tensor, experts: ScaledExperts) -> Tensor:
+        own = experts.experts
+        chosen, weights = route(self.project(routed_by, own.router)[0], own.routing)
+        return weighted_sum(gelu_outputs(x, chosen, own, self.gelu_mul), weights * experts.scale[chosen])
 
     def causal_conv(
         self,

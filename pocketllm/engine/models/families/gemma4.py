@@ -2,6 +2,7 @@
 
 Google DeepMind 2026, "Gemma 4". Scores are not scaled; values are normed like queries and keys, without a weight. The
 last layers may read the keys and values of the last one of their kind that has its own. Norms are stored as they are.
+In the mixture, experts stand beside every layer's feed-forward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,26 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, KVSpec, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, misfit, short
+from pocketllm.engine.models.parts.own_inputs import (
+    Inputs,
+    OwnInput,
+    bind_inputs,
+    bind_own_input,
+    own_input_shapes,
+)
+from pocketllm.engine.models.parts.scaled_experts import (
+    SCALED_EXPERTS_OPS,
+    ScaledExpertsShape,
+    ScaledMixture,
+    bind_scaled_mixture,
+    read_scaled_experts,
+    with_halves_as_named,
+)
 from pocketllm.engine.models.rope import RopeSpec, inverse_frequencies, read_rope
 
 ARCHITECTURE = "gemma4"
-SUPPORTED = ("attention.sliding_window", "final_logit_softcapping")
-NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key not in SUPPORTED}
+SUPPORTED = ("attention.sliding_window", "final_logit_softcapping", "expert_count")
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key not in SUPPORTED} | {"expert_gating_func": 1}
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class Gemma4Shape:
     """Layers with keys and values of their own; the others come last."""
     own_width: int
     """Of each layer's own input; 0: there is none."""
+    experts: ScaledExpertsShape | None
     logit_cap: float | None
 
     def is_local(self, layer: int) -> bool:
@@ -114,6 +131,7 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma4Shape:
         intermediates=header.counts("feed_forward_length", num_layers),
         num_owners=num_layers - header.count_or_none("attention.shared_kv_layers"),
         own_width=header.count_or_none("embedding_length_per_layer_input"),
+        experts=read_scaled_experts(header),
         logit_cap=header.positive("final_logit_softcapping") if header.has("final_logit_softcapping") else None,
     )
 
@@ -133,16 +151,14 @@ def tensor_shapes(shape: Gemma4Shape) -> tuple[Shapes, Shapes]:
     table = (shape.vocab_size, shape.hidden)
     needed: Shapes = {"token_embd.weight": table, "output_norm.weight": (shape.hidden,)}
     optional: Shapes = {"output.weight": table, "rope_freqs.weight": (shape.everywhere.rope.dim // 2,)}
-    if shape.own_width:
-        whole = shape.num_layers * shape.own_width
-        needed |= {
-            "per_layer_token_embd.weight": (shape.vocab_size, whole),
-            "per_layer_model_proj.weight": (whole, shape.hidden),
-            "per_layer_proj_norm.weight": (shape.own_width,),
-        }
+    inputs, own_inputs = own_input_shapes(shape.num_layers, shape.own_width, shape.hidden, shape.vocab_size)
+    experts, scales = ({}, {}) if shape.experts is None else shape.experts.tensors(shape.hidden)
+    needed |= inputs
     for number in range(shape.num_layers):
         own, more = layer_shapes(shape, number)
-        needed |= {f"blk.{number}.{name}.weight": rows for name, rows in own.items()}
+        needed |= {f"blk.{number}.{name}.weight": rows for name, rows in (own | own_inputs).items()}
+        needed |= {f"blk.{number}.{name}": rows for name, rows in experts.items()}
+        optional |= {f"blk.{number}.{name}": rows for name, rows in scales.items()}
         optional |= {f"blk.{number}.{name}.weight": rows for name, rows in more.items()}
     return needed, optional
 
@@ -161,8 +177,6 @@ def layer_shapes(shape: Gemma4Shape, number: int) -> tuple[Shapes, Shapes]:
     is_owner = number < shape.num_owners
     (needed if is_owner else optional).update(owned)
     (needed if is_owner and shape.is_local(number) else optional)["attn_v"] = key
-    if shape.own_width:
-        needed |= {"inp_gate": (shape.own_width, hidden), "proj": (hidden, shape.own_width), "post_norm": (hidden,)}
     return needed, optional
 
 
@@ -175,15 +189,6 @@ class Keys:
     """None: the keys before their norm."""
     k_norm: Norm
     v_norm: Norm
-
-
-@dataclass(frozen=True)
-class OwnInput:
-    """What a layer does with the input that is its own."""
-
-    gate: Projection
-    up: Projection
-    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -201,21 +206,12 @@ class Layer:
     gate: Projection
     up: Projection
     down: Projection
+    mixture: ScaledMixture | None
     post_ffw_norm: Norm
     own: OwnInput | None
     scale: float
     attention: AttentionSpec
     place: int
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What makes the layers' own inputs: a table by the token, and a projection of the embedding."""
-
-    table: Weight
-    projection: Projection
-    norm: Norm
-    width: int
 
 
 @dataclass(frozen=True)
@@ -239,33 +235,19 @@ class Gemma4Model:
         """Final hidden states, normed, of `batch.logit_rows`: [rows, hidden]."""
         ops, (nearby_cache, global_cache) = self.ops, cache
         x = ops.embed(self.embedding, batch.input_ids, scale=self.hidden**0.5)
-        inputs = self.own_inputs(x, batch)
+        inputs = None if self.inputs is None else self.inputs.of(x, ops, batch)
         everywhere = ops.rope_angles(self.global_freq, batch.positions, 1.0)
         nearby = ops.rope_angles(self.local_freq, batch.positions, 1.0)
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             is_local = layer.attention.window is not None
             angles, kept = (nearby, nearby_cache) if is_local else (everywhere, global_cache)
             x = ops.add(x, ops.rms_norm(self.attend(layer, x, angles, batch, kept), layer.post_attention_norm))
             x = ops.add(x, ops.rms_norm(self.feed_forward(layer, x), layer.post_ffw_norm))
             if layer.own is not None:
-                x = ops.add(x, self.mix_in(layer.own, x, inputs, number))
+                x = layer.own.add_to(x, ops, inputs)
             if layer.scale != 1.0:
                 x = ops.scale(x, layer.scale)
         return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
-
-    def own_inputs(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """Every layer's own input, side by side: [tokens, layers * width]; None where there is none."""
-        if self.inputs is None:
-            return None
-        ops, made = self.ops, self.inputs
-        told = ops.embed(made.table, batch.input_ids, scale=(made.width / 2) ** 0.5)
-        return ops.add(ops.rms_norm(ops.project(x, made.projection)[0], made.norm), told)
-
-    def mix_in(self, own: OwnInput, x: Tensor, inputs: Tensor, number: int) -> Tensor:
-        """norm(up(gelu(gate x) · own input)): [tokens, hidden] → the same."""
-        ops, width = self.ops, self.inputs.width if self.inputs is not None else 0
-        mine = ops.columns(inputs, number * width, (number + 1) * width)
-        return ops.rms_norm(ops.project(ops.gelu_mul(ops.project(x, own.gate)[0], mine), own.up)[0], own.norm)
 
     def attend(self, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """The attention half of a block: [tokens, hidden] → the same."""
@@ -279,9 +261,10 @@ class Gemma4Model:
         return ops.project(ops.attention(q, cache, layer.place, batch, layer.attention), layer.output)[0]
 
     def feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        """down(gelu(gate x) · up x), x normed first: [tokens, hidden] → the same."""
+        """down(gelu(gate x) · up x), x normed first, and the experts beside it: [tokens, hidden] → the same."""
         gate, up = self.ops.project(x, layer.gate, layer.up, norm=layer.ffn_norm)
-        return self.ops.project(self.ops.gelu_mul(gate, up), layer.down)[0]
+        [made] = self.ops.project(self.ops.gelu_mul(gate, up), layer.down)
+        return made if layer.mixture is None else layer.mixture.beside(made, x, self.ops)
 
     def logits(self, hidden: Tensor) -> Any:
         """Logits as float32 numpy: [rows, vocab]."""
@@ -293,7 +276,10 @@ class Gemma4Family:
     """How a gemma4 header is read and its model built."""
 
     architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=DENSE_OPS | {"gelu_mul", "add", "scale", "columns"})
+    capability = ModelCapability(
+        required_ops=DENSE_OPS | {"gelu_mul", "add", "scale", "columns"},
+        ops_of_keys={"expert_count": SCALED_EXPERTS_OPS},
+    )
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> CacheSpec:
         return usable(read_shape, metadata, ARCHITECTURE).cache
@@ -315,7 +301,7 @@ class Gemma4Family:
             ops=ops,
             hidden=shape.hidden,
             embedding=embedding,
-            inputs=bind_inputs(bind, shape) if shape.own_width else None,
+            inputs=bind_inputs(bind, shape.own_width, shape.hidden) if shape.own_width else None,
             layers=[bind_layer(bind, shape, number) for number in range(shape.num_layers)],
             output_norm=bind.norm("output_norm"),
             head=bind.head(embedding),
@@ -336,22 +322,8 @@ def misfits(checkpoint: Checkpoint, shape: Gemma4Shape) -> list[str]:
             reasons.append(f"{shape.num_heads} query heads cannot share {kind.num_kv_heads} key heads evenly")
     if any(not shape.owners(shape.is_local(layer)) for layer in range(shape.num_layers)):
         reasons.append(f"a layer shares keys that none has ({ARCHITECTURE}.attention.shared_kv_layers)")
-    return reasons or misfit(checkpoint, *tensor_shapes(shape))
-
-
-def bind_inputs(bind: Binder, shape: Gemma4Shape) -> Inputs:
-    """What makes the layers' own inputs.
-
-    The projection over √hidden, normed, and the table's row times √width are added and divided by √2: the norm's
-    epsilon takes the first factor, its weight and the table's scale the last.
-    """
-    weight = bind.checkpoint.values("per_layer_proj_norm.weight") * np.float32(0.5**0.5)
-    return Inputs(
-        table=bind.matrix("per_layer_token_embd.weight"),
-        projection=bind.projection("per_layer_model_proj"),
-        norm=Norm(bind.ops.load_vector(weight), shape.eps * shape.hidden),
-        width=shape.own_width,
-    )
+    needed, optional = tensor_shapes(shape)
+    return reasons or misfit(checkpoint, with_halves_as_named(checkpoint.tensors, needed), optional)
 
 
 def bind_layer(bind: Binder, shape: Gemma4Shape, number: int) -> Layer:
@@ -369,18 +341,13 @@ def bind_layer(bind: Binder, shape: Gemma4Shape, number: int) -> Layer:
         gate=bind.projection(f"{block}ffn_gate"),
         up=bind.projection(f"{block}ffn_up"),
         down=bind.projection(f"{block}ffn_down"),
+        mixture=None if shape.experts is None else bind_scaled_mixture(bind, block, shape.experts),
         post_ffw_norm=bind.norm(f"{block}post_ffw_norm"),
-        own=bind_own(bind, block) if shape.own_width else None,
+        own=bind_own_input(bind, number, shape.own_width) if shape.own_width else None,
         scale=float(bind.checkpoint.values(scale)[0]) if scale in bind.checkpoint.tensors else 1.0,
         attention=AttentionSpec(shape.num_heads, heads.num_kv_heads, heads.dim, 1.0, shape.windows.of(number)),
         place=shape.place(number),
     )
-
-
-def bind_own(bind: Binder, block: str) -> OwnInput:
-    """What a layer does with its own input."""
-    gate, up = (bind.projection(f"{block}{name}") for name in ("inp_gate", "proj"))
-    return OwnInput(gate, up, bind.norm(f"{block}post_norm"))
 
 
 def bind_keys(bind: Binder, block: str, heads: Heads) -> Keys:
