@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -34,8 +34,6 @@ from pocketllm.errors import PocketLLMError, RequestError
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LARGE_BODY = 16 * 2**10
 """Bodies above this many bytes are read on a thread, so that other streams keep flowing."""
 
@@ -44,12 +42,7 @@ async def read_document(server: Server, request: Request) -> tuple[dict[str, Any
     """The JSON object of a body, and whether it is large. Raises RequestError, or RefusedError (413)."""
     data = await read_body(request, server.settings.max_body_bytes, server.settings.body_timeout_s)
     is_large = len(data) > LARGE_BODY
-    return (await asyncio.to_thread(parse_object, data) if is_large else parse_object(data)), is_large
-
-
-async def aside(is_large: bool, make: Callable[[], T]) -> T:
-    """What `make` gives; on a thread where it may take long, so that other streams keep flowing."""
-    return await asyncio.to_thread(make) if is_large else make()
+    return (await server.aside.run(lambda: parse_object(data)) if is_large else parse_object(data)), is_large
 
 
 async def answer(server: Server, request: Request, read: Callable[[Mapping[str, Any]], Call]) -> Response:
@@ -62,7 +55,8 @@ async def answer(server: Server, request: Request, read: Callable[[Mapping[str, 
         call = read(document)
         return call, call.choices(engine)
 
-    call, choices = await aside(is_large or may_compile(document), prepare)
+    may_take_long = is_large or may_compile(document)
+    call, choices = await server.aside.run(prepare) if may_take_long else prepare()
     writer = call.make_writer(name, choices) if call.make_writer else None
     generation, reply = server.begin(call.body, choices, name, request.state.request_id)
 
@@ -150,7 +144,9 @@ def text_route(
         engine, _ = server.serving()
         document, is_large = await read_document(server, request)
         server.named(document)
-        return json_response(await aside(is_large, lambda: make(engine, document)))
+        if is_large:
+            return await server.aside.run(lambda: json_response(make(engine, document)))
+        return json_response(make(engine, document))
 
     return route
 

@@ -13,6 +13,7 @@ from pocketllm.engine.serving.prompts import Choice
 from pocketllm.engine.serving.protocol import ChatBody, GenerationBody
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
 from pocketllm.engine.serving.stream import Reply
+from pocketllm.engine.serving.transport.aside import Aside
 from pocketllm.engine.serving.transport.bridge import Generation, Postbox
 from pocketllm.engine.serving.transport.request_log import Summary, summarized
 from pocketllm.engine.serving.watching import metrics
@@ -41,6 +42,7 @@ class Server:
         self.metrics: metrics.ServerMetrics | None = None
         self.in_flight: set[Generation] = set()
         self.postbox = Postbox()
+        self.aside = Aside()
         self.names: tuple[str, ...] = settings.served_model_names
         self.recent: deque[Summary] = deque(maxlen=NUM_RECENT)
         self.started_s = time.time()

@@ -1,0 +1,52 @@
+"""Work beside the event loop, and the memory that it leaves behind."""
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TRIM_S = 1.0
+"""From a job's end until its memory is given back: by then its results are gone too, and many jobs cost one trim."""
+
+
+class Aside:
+    """Runs jobs on threads, so that streams keep flowing, and gives back what they freed.
+
+    glibc keeps the heap of a thread as large as it ever was: encoding 300 kB of text leaves 20 to 50 MB in each thread.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """What a job returns or raises."""
+        try:
+            return await asyncio.to_thread(job)
+        finally:
+            if not self._is_due:
+                self._is_due = True
+                asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._is_due = False
+        asyncio.get_running_loop().run_in_executor(None, give_back)
+
+
+def give_back() -> None:
+    """Give freed memory back to the system, in about 2 ms; does nothing where the C library has no way to."""
+    trim = malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def malloc_trim() -> Callable[[int], Any] | None:
+    """glibc's; None of another C library."""
+    try:
+        found: Callable[[int], Any] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return None
+    return found
