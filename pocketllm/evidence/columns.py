@@ -1,7 +1,8 @@
 """Columns of a run record's rows, by kind, with their types and units.
 
 A row is one request (bench), one check of one case (golden), one comparison (parity), one tensor (inspect), one model
-on one device class (ladder), one contrast of one run (calibration) or one figure of another tool (imported).
+on one device class (ladder), one contrast of one run (calibration), one figure of another tool (imported) or one second
+of a server under load (soak).
 """
 
 from collections.abc import Mapping
@@ -151,6 +152,14 @@ IMPORTED_COLUMNS: Mapping[str, str] = {
     "concurrency": "int64",
     "samples": "list<double>",
 }
+SOAK_COLUMNS: Mapping[str, str] = {
+    **COMMON_COLUMNS,
+    "t_s": "double",  # since the clients began
+    "rss": "int64",  # bytes, of the server
+    "n_requests": "int64",  # begun until then
+    "n_tokens": "int64",
+    "n_faults": "int64",
+}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "bench": BENCH_COLUMNS,
     "golden": GOLDEN_COLUMNS,
@@ -159,4 +168,5 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     "ladder": LADDER_COLUMNS,
     "calibration": CALIBRATION_COLUMNS,
     "imported": IMPORTED_COLUMNS,
+    "soak": SOAK_COLUMNS,
 }

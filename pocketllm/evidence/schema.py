@@ -17,7 +17,7 @@ from typing import Any
 from pocketllm.errors import RecordError
 from pocketllm.evidence.columns import COLUMNS
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 DOCUMENT_KEY = b"pocketllm.run"
 """Key of the run document among a Parquet file's key-value metadata."""
 DIGEST_KEY = b"pocketllm.run.sha256"
@@ -35,6 +35,7 @@ START_KEYS: Mapping[str, Sequence[str]] = {
     "ladder": (),
     "calibration": ("device_class", "model", "scenario", "runs"),
     "imported": ("source",),
+    "soak": ("device_class", "model", "clients", "seed"),
 }
 """Document keys that must be given when a record is begun."""
 END_KEYS: Mapping[str, Sequence[str]] = {
@@ -45,6 +46,7 @@ END_KEYS: Mapping[str, Sequence[str]] = {
     "ladder": (),
     "calibration": ("summary", "history_key"),
     "imported": (),
+    "soak": ("outcome",),
 }
 """Document keys that a complete record carries besides; `finish` adds them."""
 

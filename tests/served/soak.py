@@ -1,10 +1,11 @@
 """A bounded soak: many clients that ask, leave, cancel and err at random, and a server that must not mind.
 
-    python -m tests.served.soak --minutes 30 --clients 16 --model smollm2-135m --out soak.json
+    python -m tests.served.soak --minutes 30 --clients 16 --model smollm2-135m --keep
 
 Starts `pocketllm serve` in a process of its own and checks that nothing is answered with 5xx but for a cancelled
 request, that every answer has exactly one end for each choice, that the cache is empty in the end, and that the
-server's memory has not grown since it was warm. Exit code 1 when one of these fails.
+server's memory has not grown since every block of its cache was first written. Leaves a run record of kind `soak`,
+which `--keep` also copies to records/soak/ where nothing was wrong. Exit code 1 when one of these fails.
 """
 
 import argparse
@@ -15,236 +16,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-MAX_RSS_GROWTH = 0.02
+from tests.served.soak_clients import Client, Outcome
+
 SAMPLE_S = 1.0
-WARM_SAMPLES = 180
-"""Until then the first touch of caches and tables makes memory grow, on a busy machine of two cores."""
-WORDS = ["the", "capital", "of", "France", "is", "a", "small", "town", "where", "people", "sing", "of", "old", "ships"]
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-BAD_BODIES: list[bytes] = [
-    b"",
-    b"{",
-    b"[]",
-    b'{"prompt": "\xc4\xe3"}',
-    b'{"prompt": "a", "temperature": NaN}',
-    b'{"prompt": "a", "n": 1000000}',
-    b'{"prompt": ""}',
-    b'{"prompt": "a", "logprobs": 1000000000}',
-    b'{"prompt": "a", "whatever": 1}',
-    b'{"prompt": "a", "logit_bias": {"99999999": 1}}',
-    b'{"prompt": [-1]}',
-    b'{"prompt": "a", "structured_outputs": {"regex": "(abc"}}',
-    b'{"prompt": "a", "model": "../../etc/passwd"}',
-    json.dumps({"prompt": "word " * 60_000}).encode(),
-]
+Tell = Callable[[Mapping[str, Any]], None]
+"""Takes a row of the record."""
 
 
-@dataclass
-class Outcome:
-    """What a soak has seen."""
-
-    kinds: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[int] = field(default_factory=Counter)
-    tokens: int = 0
-    faults: list[str] = field(default_factory=list)
-    rss_mib: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    kv_usage_at_end: float | None = None
-    running_at_end: float | None = None
-
-    @property
-    def rss_growth(self) -> float:
-        """Of the server's memory since it was warm: after a tenth of the time, but three minutes or half of it."""
-        tenth = max(len(self.rss_mib) // 10, 1)
-        warm = max(tenth, min(WARM_SAMPLES, len(self.rss_mib) // 2))
-        early, late = sorted(self.rss_mib[warm : warm + tenth]), sorted(self.rss_mib[-tenth:])
-        return late[len(late) // 2] / early[len(early) // 2] - 1 if early and late else 0.0
-
-    def check(self, with_memory: bool = True) -> None:
-        """Add what only the end shows to the faults; a soak of seconds says nothing of memory."""
-        if self.kv_usage_at_end != 0:
-            self.faults.append(f"kv_cache_usage_perc is {self.kv_usage_at_end} with nothing running")
-        if self.running_at_end != 0:
-            self.faults.append(f"{self.running_at_end} requests run that nobody waits for")
-        if with_memory and self.rss_growth > MAX_RSS_GROWTH:
-            self.faults.append(f"the server's memory grew by {self.rss_growth:.1%}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able, with the memory as a few figures."""
-        memory = [round(value) for value in self.rss_mib[:: max(len(self.rss_mib) // 20, 1)]]
-        counts = {"kinds": dict(self.kinds), "statuses": dict(self.statuses), "num_faults": len(self.faults)}
-        told = {"rss_mib": memory, "rss_growth": round(self.rss_growth, 4), "faults": self.faults[:50]}
-        return vars(self) | counts | told
+async def fill(url: str) -> None:
+    """Have every block of the cache written, and the logits of a whole prompt: a first touch would look like a leak."""
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
+        plan = await plan_of(http)
+        draw, length = random.Random(0), plan["max_model_len"] - 8
+        for _ in range(plan["num_blocks"] // (length // plan["block_size"]) + 1):
+            prompt = [draw.randrange(256) for _ in range(length)]
+            (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+        scored = {"prompt": prompt, "max_tokens": 1, "logprobs": 5, "echo": True}
+        (await http.post("/v1/completions", json=scored)).raise_for_status()
 
 
-class Client:
-    """One client: asks one thing after another until the time is over."""
-
-    def __init__(self, url: str, seed: int, outcome: Outcome, context: int) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=120, trust_env=False)
-        self._random = random.Random(seed)
-        self._outcome = outcome
-        self._context = context
-        self._name = f"soak-{seed}"
-        self._number = 0
-
-    async def run(self, until_s: float) -> None:
-        acts: list[tuple[Callable[[], Awaitable[None]], int]] = [
-            (self.stream, 8),
-            (self.whole, 6),
-            (self.leave, 5),
-            (self.cancel, 3),
-            (self.bad, 4),
-            (self.other_address, 2),
-        ]
-        once = [act for act, _ in acts]  # so that a short soak, too, has done everything
-        self._random.shuffle(once)
-        async with self._http:
-            while once or time.monotonic() < until_s:
-                [act] = self._random.choices([act for act, _ in acts], [weight for _, weight in acts])
-                act = once.pop() if once else act
-                self._number += 1
-                self._outcome.kinds[act.__name__] += 1
-                try:
-                    await act()
-                except (httpx.HTTPError, ValueError, KeyError, AssertionError) as error:
-                    self._fault(f"{act.__name__}: {type(error).__name__}: {error}")
-
-    def _fault(self, text: str) -> None:
-        self._outcome.faults.append(f"{self._name} {self._number} {text}"[:500])
-
-    def _text(self) -> str:
-        most = self._context // 3 if self._random.random() < 0.1 else 40
-        return " ".join(self._random.choices(WORDS, k=self._random.randint(1, most)))
-
-    def _body(self) -> tuple[str, dict[str, Any]]:
-        draw = self._random
-        body: dict[str, Any] = {"max_tokens": draw.randint(1, 48), "n": draw.choice([1, 1, 1, 2, 3, 4])}
-        body |= draw.choice([{"temperature": 0}, {"temperature": 1.2, "top_p": 0.9}, {"seed": draw.randint(0, 99)}])
-        body |= draw.choice(
-            [{}, {}, {"stop": ["the", "\n"]}, {"ignore_eos": True}, {"dry_multiplier": 0.8}, {"min_tokens": 1}]
-        )
-        if draw.random() < 0.15:
-            form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-            body |= draw.choice([{"response_format": form}, {"structured_outputs": {"regex": "[a-f]{1,9}"}}])
-        if draw.random() < 0.5:
-            return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": self._text()}]}
-        more = draw.choice([{}, {"logprobs": 2}, {"logprobs": 1, "echo": True}])
-        return "/v1/completions", body | {"prompt": self._text()} | more
-
-    def _headers(self) -> dict[str, str]:
-        return {"x-request-id": f"{self._name}-{self._number}"}
-
-    # -- what a client does
-    async def stream(self) -> None:
-        path, body = self._body()
-        async with self._http.stream("POST", path, json=body | {"stream": True}, headers=self._headers()) as answer:
-            self._outcome.statuses[answer.status_code] += 1
-            assert answer.status_code == 200, (await answer.aread())[:300]
-            await self._check_stream(answer, body["n"])
-
-    async def _check_stream(self, answer: httpx.Response, n: int, may_be_cancelled: bool = False) -> None:
-        ends: Counter[int] = Counter()
-        errors, is_done = 0, False
-        async for line in answer.aiter_lines():
-            if not line:
-                continue
-            assert not is_done, f"something after [DONE]: {line[:100]}"
-            if line == "data: [DONE]":
-                is_done = True
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                errors += 1
-                assert may_be_cancelled, event
-                assert event["error"]["code"] == "cancelled", event
-                continue
-            for choice in event["choices"]:
-                assert choice["index"] not in ends, "a chunk after its choice's end"
-                self._outcome.tokens += 1
-                if choice["finish_reason"] is not None:
-                    ends[choice["index"]] += 1
-        assert is_done, "no [DONE]"
-        assert errors == 1 or ends == Counter(range(n)), f"ends {dict(ends)} of {n}, {errors} errors"
-        assert errors <= 1
-
-    async def whole(self) -> None:
-        path, body = self._body()
-        answer = await self._http.post(path, json=body, headers=self._headers())
-        self._outcome.statuses[answer.status_code] += 1
-        assert answer.status_code == 200, answer.text[:300]
-        choices = answer.json()["choices"]
-        assert [choice["index"] for choice in choices] == list(range(body["n"]))
-        assert all(choice["finish_reason"] in ("stop", "length", "tool_calls") for choice in choices)
-        self._outcome.tokens += answer.json()["usage"]["completion_tokens"]
-
-    async def leave(self) -> None:
-        """Go away in the middle, streamed or not."""
-        path, body = self._body()
-        body |= {"max_tokens": 64, "ignore_eos": True, "stream": self._random.random() < 0.6}
-        task = asyncio.ensure_future(self._read_all(path, body))
-        await asyncio.wait([task], timeout=self._random.choice([0.0, 0.01, 0.05, 0.2]))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    async def _read_all(self, path: str, body: dict[str, Any]) -> None:
-        # a connection of its own: closing it is how a client leaves
-        async with (
-            httpx.AsyncClient(base_url=self._http.base_url, timeout=120, trust_env=False) as http,
-            http.stream("POST", path, json=body) as answer,
-        ):
-            async for _ in answer.aiter_bytes():
-                pass
-
-    async def cancel(self) -> None:
-        path, body = self._body()
-        body |= {"max_tokens": 64, "ignore_eos": True, "stream": True}
-        headers = self._headers()
-        async with self._http.stream("POST", path, json=body, headers=headers) as answer:
-            self._outcome.statuses[answer.status_code] += 1
-            assert answer.status_code == 200, (await answer.aread())[:300]
-            told = await self._http.post(f"/v1/requests/{headers['x-request-id']}/cancel")
-            assert told.status_code in (200, 404), told.text
-            await self._check_stream(answer, body["n"], may_be_cancelled=True)
-
-    async def bad(self) -> None:
-        path = self._random.choice(["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"])
-        answer = await self._http.post(path, content=self._random.choice(BAD_BODIES))
-        self._outcome.statuses[answer.status_code] += 1
-        # /tokenize is right to take what others refuse
-        assert answer.status_code in (400, 404, 413) or path == "/tokenize", answer.text[:300]
-        assert answer.status_code < 500, answer.text[:300]
-
-    async def other_address(self) -> None:
-        draw = self._random
-        said = {"role": "user", "content": self._text()}
-        path, body = draw.choice(
-            [
-                ("/v1/responses", {"input": said["content"], "max_output_tokens": 16}),
-                ("/v1/messages", {"model": "soaked", "messages": [said], "max_tokens": 16}),
-                ("/tokenize", {"messages": [said]}),
-                ("/apply-template", {"messages": [said]}),
-            ]
-        )
-        answer = await self._http.post(path, json=body)
-        self._outcome.statuses[answer.status_code] += 1
-        assert answer.status_code == 200, answer.text[:300]
-        assert (await self._http.get("/metrics")).status_code == 200
+async def plan_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    """What a server runs."""
+    plan: dict[str, Any] = (await http.get("/v1/models")).json()["data"][0]["plan"]
+    return plan
 
 
-async def watch(process: psutil.Process, outcome: Outcome, until_s: float) -> None:
+async def watch(process: psutil.Process, outcome: Outcome, until_s: float, tell: Tell) -> None:
     """Sample the server's memory."""
-    while time.monotonic() < until_s:
-        outcome.rss_mib.append(process.memory_info().rss / 2**20)
+    begun_s = time.monotonic()
+    while (now_s := time.monotonic()) < until_s:
+        rss = process.memory_info().rss
+        outcome.rss_mib.append(rss / 2**20)
+        counts = {"n_requests": outcome.kinds.total(), "n_tokens": outcome.tokens, "n_faults": len(outcome.faults)}
+        tell({"t_s": now_s - begun_s, "rss": rss} | counts)
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -265,13 +76,16 @@ async def gauges(url: str) -> tuple[float, float]:
     return values["kv_cache_usage_perc"], busy
 
 
-async def soak(url: str, pid: int, seconds: float, num_clients: int, seed: int, context: int) -> Outcome:
+async def soak(
+    url: str, pid: int, seconds: float, num_clients: int, seed: int, context: int, tell: Tell = lambda row: None
+) -> Outcome:
     """Let clients loose on a server for `seconds`."""
     outcome = Outcome()
     begun_s = time.monotonic()
     until_s = begun_s + seconds
     clients = [Client(url, seed * 1000 + number, outcome, context) for number in range(num_clients)]
-    await asyncio.gather(watch(psutil.Process(pid), outcome, until_s), *(client.run(until_s) for client in clients))
+    watching = watch(psutil.Process(pid), outcome, until_s, tell)
+    await asyncio.gather(watching, *(client.run(until_s) for client in clients))
     outcome.kv_usage_at_end, outcome.running_at_end = await gauges(url)
     outcome.seconds = time.monotonic() - begun_s
     return outcome
@@ -307,7 +121,41 @@ def tail(errors: Path) -> str:
     return errors.read_text(encoding="utf-8", errors="replace")[-500:]
 
 
-def main() -> int:
+def document(given: argparse.Namespace, url: str) -> dict[str, Any]:
+    """What the record says of the run before it begins."""
+    from pocketllm.engine.weights.catalog import resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
+    from pocketllm.evidence.device_class import device_class
+    from pocketllm.golden.subject import model_document
+
+    with open_checkpoint(resolve_model(given.model)) as checkpoint:
+        model = model_document(checkpoint)
+    plan = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["plan"]
+    asked = {"clients": given.clients, "seed": given.seed, "minutes": given.minutes}
+    return {"device_class": device_class(plan), "model": model, "plan": plan} | asked
+
+
+def run(given: argparse.Namespace, errors: Path) -> tuple[Outcome, Path]:
+    """Start a server, fill its cache, let clients loose, end it; what was seen, and the record of it."""
+    from pocketllm.evidence import store
+
+    limits = ["--max-model-len", str(given.context), "--kv-cache-bytes", str(given.kv_cache_mib << 20)]
+    process, url = start_server(given.model, limits, errors)
+    try:
+        asyncio.run(fill(url))
+        with store.RecordWriter("soak", document(given, url), store.record_dir(given.record_dir)) as record:
+            seconds = given.minutes * 60
+            going = soak(url, process.pid, seconds, given.clients, given.seed, given.context, record.append)
+            outcome = asyncio.run(going)
+            outcome.faults += stop_server(process, errors)
+            outcome.check()
+            return outcome, record.finish({"outcome": outcome.as_dict()})
+    finally:
+        if process.poll() is None:
+            stop_server(process, errors)
+
+
+def main(words: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -315,24 +163,20 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--kv-cache-mib", type=int, default=96)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    # a small cache is soon written all over: a large one would look like a leak until its last page is touched
-    limits = ["--max-model-len", str(given.context), "--kv-cache-bytes", str(given.kv_cache_mib << 20)]
+    parser.add_argument(
+        "--kv-cache-mib", type=int, default=96, help="small, so that a leak is a large part of the whole"
+    )
+    parser.add_argument("--record-dir", type=Path)
+    parser.add_argument("--keep", action="store_true")
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        errors = Path(folder) / "stderr.txt"
-        process, url = start_server(given.model, limits, errors)
-        try:
-            outcome = asyncio.run(soak(url, process.pid, given.minutes * 60, given.clients, given.seed, given.context))
-        finally:
-            ended = stop_server(process, errors)
-    outcome.faults += ended
-    outcome.check()
-    text = json.dumps(outcome.as_dict(), indent=2)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n", encoding="utf-8")
+        outcome, path = run(given, Path(folder) / "stderr.txt")
+    if given.keep and not outcome.faults:
+        from pocketllm.evidence import store
+
+        path = store.keep(path)
+    print(json.dumps(outcome.as_dict(), indent=2))
+    print(f"record: {path}", file=sys.stderr)
     return 1 if outcome.faults else 0
 
 

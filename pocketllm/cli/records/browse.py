@@ -13,7 +13,7 @@ def ls(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--kind", help="bench, golden, parity, inspect, ladder, calibration or imported.", show_default=False
+            "--kind", help="bench, golden, parity, inspect, ladder, calibration, imported or soak.", show_default=False
         ),
     ] = None,
     record_dir: RecordDir = None,

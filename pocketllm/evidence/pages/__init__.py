@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pocketllm.evidence.device_class import recorded_device_class
-from pocketllm.evidence.pages.layout import facts, join_pairs, printable, section, table
+from pocketllm.evidence.pages.layout import facts, join_pairs, number, printable, section, table
 from pocketllm.evidence.pages.sections import SECTIONS
 from pocketllm.evidence.store import LOCAL, Record
 
@@ -97,6 +97,16 @@ def imported_outcome(record: Record) -> str:
     return f"{len(record.row_dicts)} figures of {record.document.get('source', '?')}, no verdict"
 
 
+def soak_outcome(record: Record) -> str:
+    """How long, what was wrong, and how much the server's memory grew."""
+    outcome = record.document.get("outcome")
+    if not isinstance(outcome, Mapping):
+        return "not told"
+    minutes, growth = number(outcome.get("seconds", 0) / 60, ".0f"), number(outcome.get("rss_growth"), "+.1%")
+    num_faults = outcome.get("num_faults", 0)
+    return f"{minutes} min: {num_faults or 'no'} fault{'s' * (num_faults != 1)}, memory {growth}"
+
+
 OUTCOMES: Mapping[str, Callable[[Record], str]] = {
     "bench": bench_outcome,
     "golden": golden_outcome,
@@ -105,6 +115,7 @@ OUTCOMES: Mapping[str, Callable[[Record], str]] = {
     "ladder": ladder_outcome,
     "calibration": calibration_outcome,
     "imported": imported_outcome,
+    "soak": soak_outcome,
 }
 
 

@@ -169,6 +169,17 @@ def imported_sections(record: Record) -> Iterator[str]:
     yield from section("Figures of another tool (never a verdict)", table(names, rows))
 
 
+def soak_sections(record: Record) -> Iterator[str]:
+    """What clients did to a server, what was wrong, and its memory over time."""
+    outcome = record.document.get("outcome") or {}
+    counts = [(name, value) for name, value in outcome.items() if isinstance(value, (str, int, float))]
+    yield from section("Outcome", facts(("clients", record.document.get("clients")), *counts))
+    yield from section("Faults", [line for fault in outcome.get("faults") or [] for line in wrap(str(fault))])
+    rows = record.row_dicts[:: max(len(record.row_dicts) // 12, 1)]
+    lines = [(number(row["t_s"], ".0f"), number(row["rss"] / 2**20, ".1f"), row["n_requests"]) for row in rows]
+    yield from section("Memory of the server", table(("seconds", "MiB", "requests"), lines))
+
+
 SECTIONS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "bench": bench_sections,
     "golden": golden_sections,
@@ -177,4 +188,5 @@ SECTIONS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "ladder": ladder_sections,
     "calibration": calibration_sections,
     "imported": imported_sections,
+    "soak": soak_sections,
 }
