@@ -69,7 +69,7 @@ TINY = (
     "mimo_v2_flash",
     "deepseek_v4",
 )
-MADE = ("smollm3", "qwen35moe", "lfm2moe", "folded_PTQ1_0", "folded_PQ2_0")
+MADE = ("smollm3", "qwen35moe", "lfm2moe", "glm5_next", "gemma4_mixture", "folded_PTQ1_0", "folded_PQ2_0")
 MODELS = ("smollm2-135m", "gemma3-270m")
 NLL_TOLERANCE = 0.005
 """Relative."""
@@ -312,11 +312,11 @@ def write_record(to: Recorder, path: Path, rows: Iterator[dict[str, Any]]) -> bo
 
 def record_spec(to: Recorder, name: str) -> bool:
     """A record of a tiny checkpoint that is not committed but made again from its seed."""
-    from tests.parity import recurrent_oracle, transformers_families
+    from tests.parity import gemma4_oracle, glm5_next_oracle, recurrent_oracle, transformers_families
     from tests.parity.folded import write_folded
     from tests.parity.tiny_families import write_family
 
-    specs = {**transformers_families.SPECS, **recurrent_oracle.SPECS}
+    specs = {**transformers_families.SPECS, **recurrent_oracle.SPECS, **gemma4_oracle.SPECS, **glm5_next_oracle.SPECS}
     expected = np.load(ORACLES / f"{name}.npz")
     with TemporaryDirectory() as work:
         path = Path(work) / f"{name}.gguf"
