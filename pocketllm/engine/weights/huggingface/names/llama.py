@@ -1,5 +1,5 @@
-"""LlamaForCausalLM and MistralForCausalLM: GGUF pairs neighbors of a head where transformers pairs its halves; llama 3's
-rope is a tensor.
+"""LlamaForCausalLM and MistralForCausalLM: GGUF pairs neighbors of a head where transformers pairs its halves; the
+rope of llama 3 is a tensor.
 """
 
 import math

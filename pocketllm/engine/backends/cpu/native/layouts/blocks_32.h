@@ -4,6 +4,8 @@
 //   Q4_1 Q5_1               d | m                                             (float16)
 //   MXFP4                   e of columns 0-31 | e of columns 32-63            (a byte each)
 //   NVFP4                   four E4M3 scales, of 16 columns each              (a word)
+//   NVFP4_SCALED            the same | the scale of those scales              (a word | float32)
+//   FP8                     d of all 64                                       (float32)
 #pragma once
 
 #include "layouts/blocks.h"
@@ -59,6 +61,16 @@ inline void read_nvfp4(const uint8_t* block, int, int row, uint8_t* header, uint
             codes[16 * part + 8 + i] = packed >> 4;
         }
     }
+}
+
+inline void read_nvfp4_scaled(const uint8_t* block, int at, int row, uint8_t* header, uint8_t* codes, const int8_t*) {
+    read_nvfp4(block, at, row, header, codes, nullptr);
+    put_word(header + kWords, row, word32(block + 36));
+}
+
+inline void read_fp8(const uint8_t* block, int, int row, uint8_t* header, uint8_t* codes, const int8_t*) {
+    put_word(header, row, word32(block + 64));
+    std::memcpy(codes, block, 64);
 }
 
 }  // namespace pocketllm

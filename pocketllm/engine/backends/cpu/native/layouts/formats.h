@@ -11,8 +11,8 @@
 //     8 bits: vector s                                        4 bits: vector s / 2, bits 4 · (s % 2) …
 //     2 bits: vector s / 4, bits 2 · (s % 4) …                1 bit:  the only vector, bit s
 //
-// Columns are filled up to a whole unit, and rows to a whole group, with zero scales. Float formats are not made of
-// codes: a group of them is [cols][16 rows].
+// Columns are filled up to a whole unit, and rows to a whole group, with zero scales. Float formats but FP8 are not made
+// of codes: a group of them is [cols][16 rows].
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@
 
 namespace pocketllm {
 
-// Values are GGUF type ids.
+// Values are GGUF type ids; those below 0 are of types that only safetensors become (weights/quant_types.py).
 enum Format : int32_t {
     kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ2_K = 10, kQ3_K = 11, kQ4_K = 12,
     kQ5_K = 13, kQ6_K = 14, kIQ2_XXS = 16, kIQ2_XS = 17, kIQ3_XXS = 18, kIQ1_S = 19, kIQ4_NL = 20, kIQ3_S = 21,
     kIQ2_S = 22, kIQ4_XS = 23, kIQ1_M = 29, kBF16 = 30, kTQ1_0 = 34, kTQ2_0 = 35, kMXFP4 = 39, kNVFP4 = 40, kQ1_0 = 41,
-    kQ2_0 = 42, kPQ2_0 = 142, kPTQ1_0 = 143,
+    kQ2_0 = 42, kPQ2_0 = 142, kPTQ1_0 = 143, kFP8 = -1, kNVFP4_SCALED = -2,
 };
 
 struct Layout {
@@ -50,6 +50,8 @@ constexpr Layout layout_of(int32_t format) {
         case kIQ4_NL: return {32, 18, 64, 2 * kHalves, 4};
         case kMXFP4: return {32, 17, 64, 32, 4};
         case kNVFP4: return {64, 36, 64, kWords, 4};
+        case kNVFP4_SCALED: return {64, 40, 64, 2 * kWords, 4};
+        case kFP8: return {64, 68, 64, kWords, 8};
         case kQ2_K: return {256, 84, 256, 2 * kHalves + 4 * kWords, 2};
         case kQ3_K: return {256, 110, 256, kHalves + 3 * kWords, 3};
         case kQ4_K: return {256, 144, 256, 2 * kHalves + 3 * kWords, 4};
@@ -73,7 +75,10 @@ constexpr Layout layout_of(int32_t format) {
     return {0, 0, 0, 0, 0};
 }
 
-constexpr bool is_float_format(int32_t format) { return format == kF32 || format == kF16 || format == kBF16; }
+// Those that rows of floats are multiplied with, whatever the activations are.
+constexpr bool is_float_format(int32_t format) {
+    return format == kF32 || format == kF16 || format == kBF16 || format == kFP8;
+}
 
 // 16 rows: 2 bytes for each bit of a column, floats too.
 constexpr size_t unit_bytes(const Layout& layout) {

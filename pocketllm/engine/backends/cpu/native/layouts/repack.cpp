@@ -115,6 +115,8 @@ void repack(int32_t format, const uint8_t* file, int rows, int cols, int first_g
         case kIQ4_NL: return repack_codes<kIQ4_NL, read_q4_0>(work);
         case kMXFP4: return repack_codes<kMXFP4, read_mxfp4>(work);
         case kNVFP4: return repack_codes<kNVFP4, read_nvfp4>(work);
+        case kNVFP4_SCALED: return repack_codes<kNVFP4_SCALED, read_nvfp4_scaled>(work);
+        case kFP8: return repack_codes<kFP8, read_fp8>(work);
         case kQ2_K: return repack_codes<kQ2_K, read_q2_k>(work);
         case kQ3_K: return repack_codes<kQ3_K, read_q3_k>(work);
         case kQ4_K: return repack_codes<kQ4_K, read_q4_k>(work);

@@ -9,7 +9,7 @@ namespace pocketllm::POCKETLLM_ISA {
 template <typename W, int t>
 inline void decode_column(Bytes codes, Floats d, Floats m, float* out) {
     const Ints code = W::kWide && kSignedWide ? signed_code_at<t>(codes) : code_at<t>(codes);
-    const Floats value = W::value(to_floats(sub_ints(code, all_ints(W::kOffset))), d);
+    const Floats value = W::value(W::number(sub_ints(code, all_ints(W::kOffset))), d);
     store(out, W::kMin ? add(value, m) : value);
 }
 

@@ -15,6 +15,7 @@ Product product_of_blocks_32(int32_t format) {
         case kIQ4_NL: return product<IQ4_NL>;
         case kMXFP4: return product<MXFP4>;
         case kNVFP4: return product<NVFP4>;
+        case kNVFP4_SCALED: return product<NVFP4_SCALED>;
     }
     return nullptr;
 }

@@ -98,4 +98,31 @@ struct NVFP4 : FourBitFloat<kNVFP4> {
     }
 };
 
+// An E4M3 with its sign over 2^8: as the float16 with the same bits, whose bias is another; 0x7f is no number.
+inline Floats e4m3_over_256(Ints bits) {
+    const Ints magnitude = bit_and(bits, all_ints(0x7f));
+    const Ints number = add_ints(shift_left(magnitude, 7), shift_left(bit_and(bits, all_ints(0x80)), 8));
+    return half_bits_to_floats(where_equal(magnitude, all_ints(0x7f), all_ints(0x7e00), number));
+}
+
+struct NVFP4_SCALED : FourBitFloat<kNVFP4_SCALED> {
+    static constexpr int kScaleCols = 16;
+    // Half an E4M3, times the scale of scales
+    static void scales(const uint8_t* header, int block, int part, Scales& out) {
+        const Floats shared = as_floats(word_at(header, kWords, part));
+        for (int i = 0; i < 2; i++) {
+            const Ints bits = field(header, 0, 2 * block + i, 8, part);
+            out.d[i] = mul(mul(e4m3_over_256(bits), all(128.0f)), shared);
+        }
+    }
+};
+
+// A float format: its codes are looked at one by one, and never multiplied as integers.
+struct FP8 : Weights<kFP8> {
+    static void scales(const uint8_t* header, int, int part, Scales& out) {
+        out.d[0] = as_floats(word_at(header, 0, part));
+    }
+    static Floats number(Ints code) { return mul(e4m3_over_256(code), all(256.0f)); }
+};
+
 }  // namespace pocketllm::POCKETLLM_ISA

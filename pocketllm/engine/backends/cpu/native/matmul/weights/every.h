@@ -19,6 +19,8 @@ Result with_weights(int32_t format, Result otherwise, Use use) {
         case kIQ4_NL: return use(IQ4_NL{});
         case kMXFP4: return use(MXFP4{});
         case kNVFP4: return use(NVFP4{});
+        case kNVFP4_SCALED: return use(NVFP4_SCALED{});
+        case kFP8: return use(FP8{});
         case kQ2_K: return use(Q2_K{});
         case kQ3_K: return use(Q3_K{});
         case kQ4_K: return use(Q4_K{});

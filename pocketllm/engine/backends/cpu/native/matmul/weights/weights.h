@@ -29,7 +29,9 @@ struct Weights {
     static void codes(const uint8_t*, const uint8_t* p, int, int part, Bytes (&w)[kSteps]) {
         unpack<kLayout.bits>(p, part, w);
     }
-    // The value as the file's decoder rounds it, before m; q is code - kOffset.
+    // What code - kOffset stands for.
+    static Floats number(Ints code) { return to_floats(code); }
+    // The value as the file's decoder rounds it, before m; q is that number.
     static Floats value(Floats q, Floats d) { return mul(q, d); }
 
     // Parts of a header: `at` bytes from its begin, of one part's rows.
