@@ -15,10 +15,11 @@ import torch
 
 from pocketllm.engine.backends.api.ops import Gating, Norm, RopeLayout
 from pocketllm.engine.backends.reference import mixture
+from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.expert_oracle import SPECS
 from tests.parity.test_families import Mistaken, other_layout, with_routing
-from tests.parity.tiny_families import write_family
+from tests.parity.tiny_families import TinyFamily, write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
@@ -31,6 +32,32 @@ def test_other_shapes_groups_and_scalings_agree_with_transformers(name: str, tmp
     [got] = Driver(path).run([expected["input_ids"].tolist()], chunks(40, 17))
 
     assert nmse(got, expected["logits"]) <= TOLERANCE
+
+
+class Loaded:
+    """A backend's operations that note what matrices are loaded: their type and shape."""
+
+    def __init__(self, ops: Any) -> None:
+        self.ops, self.matrices = ops, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ops, name)
+
+    def load_matrix(self, data: Any, quant_type: str, shape: tuple[int, int]) -> Any:
+        self.matrices.append((quant_type, tuple(shape)))
+        return self.ops.load_matrix(data, quant_type, shape)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3moe", "qwen35moe", "minimax-m2", "gpt-oss", "deepseek2", "deepseek4"])
+def test_a_packed_router_is_loaded_as_floats_for_rounded_rows_would_choose_other_experts(
+    architecture: str, tmp_path: Path
+) -> None:
+    spec = TinyFamily(architecture, 71, {"expert_count": 7, "expert_used_count": 2}, quant_type="Q8_0")
+    loaded = Loaded(ReferenceOps())
+    Driver(write_family(tmp_path / "tiny.gguf", spec), ops=loaded)
+
+    assert ("F32", (7, 64)) in loaded.matrices
+    assert ("Q8_0", (7, 64)) not in loaded.matrices
 
 
 # -- mistakes: what each of them changes is outside the tolerance ----------------------------------------------------

@@ -26,6 +26,8 @@ DENSE_OPS = frozenset(
 )
 """Operations that every plain decoder needs; its gate comes on top."""
 
+FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
+"""Matrix types that are not packed."""
 NEUTRAL_KEYS: Mapping[str, Any] = {
     "expert_count": 0,
     "attention.sliding_window": 0,
@@ -280,6 +282,21 @@ class Binder:
         """A matrix by its name without `.weight`, and its bias when the file has one."""
         bias = f"{name}.bias"
         return Projection(self.matrix(f"{name}.weight"), self.vector(bias) if bias in self.checkpoint.tensors else None)
+
+    def router(self, block: str) -> Projection:
+        """What scores the experts of a block such as `blk.0.`: decoded where it is packed, as it is small.
+
+        Rows meet a matrix of floats as they are, and what is rounded before a choice turns over ties.
+        """
+        tensor = self.checkpoint.tensors[f"{block}ffn_gate_inp.weight"]
+        if tensor.quant_type in FLOAT_TYPES:
+            return self.projection(f"{block}ffn_gate_inp")
+        values = np.ascontiguousarray(self.checkpoint.values(f"{block}ffn_gate_inp.weight"))
+        bias = f"{block}ffn_gate_inp.bias"
+        return Projection(
+            self.ops.load_matrix(values.view(np.uint8).reshape(-1), "F32", tensor.shape),
+            self.vector(bias) if bias in self.checkpoint.tensors else None,
+        )
 
     def rows(self, name: str, *parts: npt.NDArray[np.integer]) -> tuple[Projection, ...]:
         """Some rows of a matrix, for each array of their numbers, by its name without `.weight`.

@@ -207,7 +207,7 @@ def bind_layer(bind: Binder, shape: GptOssShape, number: int) -> Layer:
         ffn_norm=bind.norm(f"{block}post_attention_norm"),
         experts=BoundedExperts(
             experts=Experts(
-                router=bind.projection(f"{block}ffn_gate_inp"),
+                router=bind.router(block),
                 gate=bind.experts(f"{block}ffn_gate_exps"),
                 up=bind.experts(f"{block}ffn_up_exps"),
                 down=bind.experts(f"{block}ffn_down_exps"),

@@ -202,7 +202,7 @@ def bind_layer(bind: Binder, block: str, routing: Routing) -> Layer:
         output=bind.projection(f"{block}attn_output"),
         ffn_norm=bind.norm(f"{block}ffn_norm"),
         experts=Experts(
-            router=bind.projection(f"{block}ffn_gate_inp"),
+            router=bind.router(block),
             gate=bind.experts(f"{block}ffn_gate_exps"),
             up=bind.experts(f"{block}ffn_up_exps"),
             down=bind.experts(f"{block}ffn_down_exps"),

@@ -152,7 +152,7 @@ def bind_mixture(bind: Binder, block: str, shape: MixtureShape) -> Mixture:
     return Mixture(
         norm=bind.norm(f"{block}ffn_norm"),
         experts=Experts(
-            router=bind.projection(f"{block}ffn_gate_inp"),
+            router=bind.router(block),
             gate=bind.experts(f"{gate}_exps"),
             up=bind.experts(f"{up}_exps"),
             down=bind.experts(f"{down}_exps"),

@@ -95,7 +95,7 @@ def bind_gated_experts(bind: Binder, block: str, shape: GatedExpertsShape) -> Ga
     """The experts of a block such as `blk.0.`."""
     return GatedExperts(
         experts=Experts(
-            router=bind.projection(f"{block}ffn_gate_inp"),
+            router=bind.router(block),
             gate=bind.experts(f"{block}ffn_gate_exps"),
             up=bind.experts(f"{block}ffn_up_exps"),
             down=bind.experts(f"{block}ffn_down_exps"),

@@ -173,7 +173,7 @@ def bind_limited(bind: Binder, shape: LimitedShape, layer: int) -> LimitedMixtur
     return LimitedMixture(
         experts=LimitedExperts(
             experts=Experts(
-                router=bind.projection(f"{block}ffn_gate_inp"),
+                router=bind.router(block),
                 gate=bind.experts(f"{block}ffn_gate_exps"),
                 up=bind.experts(f"{block}ffn_up_exps"),
                 down=bind.experts(f"{block}ffn_down_exps"),
