@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm import LLM, SamplingParams
+from pocketllm.engine.backends.api.ops import Gating
+from pocketllm.engine.backends.reference import mixture
+from pocketllm.engine.backends.reference.compressed import limited_outputs
 from tests.parity.deepseek4_oracle import SPECS
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.test_families import Mistaken
@@ -223,6 +227,20 @@ def with_routing(**changes: Any) -> Op:
     return wrong
 
 
+def bias_weighs(right: Op, x: Any, limited: Any, ids: Any) -> Any:
+    own = limited.experts
+    if own.routing.bias is None:
+        return right(x, limited, ids)
+    logits = x @ own.router.weight.T
+    chosen, _ = mixture.route(logits, own.routing)
+    is_soft = own.routing.gating is Gating.SQRT_SOFTPLUS
+    scores = torch.nn.functional.softplus(logits).sqrt() if is_soft else logits.sigmoid()
+    weights = (scores + own.routing.bias).gather(-1, chosen)
+    if own.routing.normalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return mixture.weighted_sum(limited_outputs(x, chosen, limited), weights * own.routing.scale)
+
+
 def ids_of_the_token_before(right: Op, x: Any, experts: Any, ids: Any) -> Any:
     return right(x, experts, np.roll(ids, 1))
 
@@ -254,6 +272,7 @@ MISTAKES: Sequence[tuple[str, dict[str, Op]]] = [
     ("all layers choose by scores", {"limited_mixture": with_experts(routes=None)}),
     ("another token's experts", {"limited_mixture": ids_of_the_token_before}),
     ("no bias beside scores", {"limited_mixture": with_routing(bias=None)}),
+    ("bias weighs", {"limited_mixture": bias_weighs}),
     ("weights not normalized", {"limited_mixture": with_routing(normalized=False)}),
     ("weights not scaled", {"limited_mixture": with_routing(scale=1.0)}),
 ]

@@ -12,7 +12,8 @@ from pocketllm import LLM, SamplingParams
 from pocketllm.engine.backends.api.ops import Gating, Norm
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.glm5_next_oracle import ORACLES, SPECS
-from tests.parity.test_families import Mistaken
+from tests.parity.test_deepseek4 import bias_weighs
+from tests.parity.test_families import Mistaken, norm_plus_one
 from tests.parity.tiny_families import write_family
 
 TOLERANCE = 1e-9
@@ -247,6 +248,8 @@ MISTAKES: Sequence[tuple[str, dict[str, Op]]] = [
     ("experts not limited", {"limited_mixture": with_experts(limit=1e9)}),
     ("the root of a softplus for sigmoid", {"limited_mixture": with_routing(gating=Gating.SQRT_SOFTPLUS)}),
     ("no bias beside scores", {"limited_mixture": with_routing(bias=None)}),
+    ("bias weighs", {"limited_mixture": bias_weighs}),
+    ("one added to norms", {"rms_norm": norm_plus_one}),
     ("weights normalized", {"limited_mixture": with_routing(normalized=True)}),
     ("weights not scaled", {"limited_mixture": with_routing(scale=1.0)}),
 ]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Norm
+from pocketllm.engine.backends.api.ops import Gating, Norm
 from pocketllm.engine.models.rope import inverse_frequencies
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.recurrent_oracle import SPECS
+from tests.parity.test_expert_families import bias_weighs
 from tests.parity.test_families import Mistaken, norm_plus_one, other_layout, with_routing, without_bias
 from tests.parity.tiny_families import TinyFamily, decoded, write_family
 
@@ -173,6 +174,8 @@ MISTAKES: Sequence[tuple[str, str, dict[str, Op]]] = [
     ("qwen3_5_text", "queries beside gates", {"rope": rows_of_queries_and_gates_halved}),
     ("qwen3_next", "value heads tiled", {"gated_delta": with_net(is_tiled=True)}),
     ("qwen3_next", "steps and shares exchanged", {"gated_delta": steps_and_shares_exchanged}),
+    ("qwen3_next", "one added to norms again", {"rms_norm": norm_plus_one}),
+    ("qwen3_next", "one in the norms of heads", {"rms_norm": head_norms_stored_with_one}),
     ("qwen3_next", "weights not normalized", {"mixture": with_routing(normalized=False)}),
     ("qwen3_next", "shared expert not gated", {"sigmoid_mul": shared_expert_not_gated}),
     ("qwen3_next", "attention not gated", {"sigmoid_mul": rows_not_gated}),
@@ -202,6 +205,27 @@ def test_a_mistake_in_one_operation_is_seen(name: str, mistake: str, replacement
     driver = Driver(ORACLES / f"{name}.gguf")
     driver.model = replace(driver.model, ops=Mistaken(driver.ops, replacements))
     [got] = driver.run([expected["input_ids"].tolist()], chunks(48, 48))
+
+    assert nmse(got, expected["logits"]) > 10 * TOLERANCE
+
+
+OF_MADE: Sequence[tuple[str, str, dict[str, Op]]] = [
+    ("qwen35moe", "shared expert not gated", {"sigmoid_mul": shared_expert_not_gated}),
+    ("qwen35moe", "value heads grouped", {"gated_delta": with_net(is_tiled=False)}),
+    ("qwen35moe", "weights not normalized", {"mixture": with_routing(normalized=False)}),
+    ("lfm2moe", "softmax for sigmoid", {"mixture": with_routing(gating=Gating.SOFTMAX)}),
+    ("lfm2moe", "bias left out", {"mixture": with_routing(bias=None)}),
+    ("lfm2moe", "bias weighs", {"mixture": bias_weighs}),
+    ("lfm2moe", "weights not normalized", {"mixture": with_routing(normalized=False)}),
+]
+
+
+@pytest.mark.parametrize(("name", "mistake", "replacements"), OF_MADE, ids=[f"{n}: {m}" for n, m, _ in OF_MADE])
+def test_a_mistake_with_experts_is_seen(name: str, mistake: str, replacements: dict[str, Op], tmp_path: Path) -> None:
+    expected = np.load(ORACLES / f"{name}.npz")
+    driver = Driver(write_family(tmp_path / "tiny.gguf", SPECS[name]))
+    driver.model = replace(driver.model, ops=Mistaken(driver.ops, replacements))
+    [got] = driver.run([expected["input_ids"].tolist()], chunks(40, 40))
 
     assert nmse(got, expected["logits"]) > 10 * TOLERANCE
 
