@@ -1,0 +1,76 @@
+"""A checkpoint of `synthetic.Synthetic` as a GGUF file, with a vocabulary of its size: for whole engines and servers.
+
+usage: python -m tests.cuda.file PATH SHAPE TYPES   (SHAPE, TYPES: names below)
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from tests.cuda.synthetic import Synthetic
+
+VOCABULARY = Path(__file__).parents[1] / "oracles" / "llama.gguf"
+SHAPES: dict[str, tuple[int, ...]] = {
+    "135m": (30, 576, 1536, 9, 3, 64, 49152),
+    "8b": (32, 4096, 14336, 32, 8, 128, 128256),
+    "tiny": (2, 256, 256, 4, 2, 64, 1024),
+}
+"""Layers, hidden, inner, heads, key heads, head size, vocabulary."""
+TYPES: dict[str, tuple[str, str, str]] = {
+    "Q8_0": ("Q8_0", "Q8_0", "Q8_0"),
+    "Q4_1": ("Q4_1", "Q4_1", "Q4_1"),
+    "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
+}
+
+
+def write(path: Path, shape: str, types: str) -> Path:
+    """Random blocks of small scales; tokens beyond the 512 of a committed vocabulary are numbered words."""
+    scale = 0.0005 if types == "Q8_0" else 0.002
+    checkpoint = Synthetic(*SHAPES[shape], types=TYPES[types], scale=scale)
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {**checkpoint.metadata, **vocabulary(SHAPES[shape][-1])}.items():
+        add(writer, key, value)
+    for name, info in checkpoint.tensors.items():
+        kind = gguf.GGMLQuantizationType[info.quant_type]
+        if info.quant_type == "F32":
+            writer.add_tensor(name, checkpoint.values(name))
+        else:
+            rows = checkpoint.data(name).reshape(info.shape[0], -1)
+            writer.add_tensor(name, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def vocabulary(size: int) -> Mapping[str, Any]:
+    fields = gguf.GGUFReader(VOCABULARY).fields
+    keys = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
+    tokens, kinds = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    more = size - len(tokens)
+    keys["tokenizer.ggml.tokens"] = tokens + [f"word{number}" for number in range(more)]
+    keys["tokenizer.ggml.token_type"] = kinds + [1] * more
+    return keys
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if key == "general.architecture":
+        return  # the writer's own
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
