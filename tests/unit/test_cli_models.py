@@ -405,7 +405,7 @@ def test_records_of_other_weights_under_the_catalog_s_name_prove_nothing(folder:
         ("<!-- generated: ladder -->\n<!-- end -->\n", "x.md:1: unexpected marker"),
         (
             "<!-- generated: poem * -->\n<!-- end -->\n",
-            "no generated part 'poem'; known: matrix, ladder, features, performance",
+            "no generated part 'poem'; known: matrix, ladder, features, performance, parity",
         ),
     ],
 )
@@ -468,6 +468,41 @@ def test_the_table_of_the_readme_can_be_read_as_text() -> None:
 
     assert max(map(len, table.splitlines())) <= 100
     assert not re.search(r"[0-9A-HJKMNP-TV-Z]{20}", table)
+
+
+def of_family(run_id: str, name: str, nmse: float, device: str = "cpu", **row: Any) -> Evidence:
+    """A tiny checkpoint's parity record."""
+    model = {"name": name, "sha256": name, "architecture": "qwen9", "quant_types": ["F32", name]}
+    given = {"subject": "family:qwen9, one batch", "nmse": nmse, "tolerance": 3e-3, "passed": True, **row}
+    return Evidence(run_id, "parity", {"device_class": device, "model": model}, [given], f"parity/{run_id}.parquet")
+
+
+def parity_table(*evidence: Evidence) -> list[str]:
+    page = regenerate("x.md", "<!-- generated: parity * -->\n<!-- end -->\n", Source([], evidence, {}))
+    return [line for line in page.splitlines() if line.startswith(("| `", "["))]
+
+
+def test_a_family_s_parity_is_told_by_the_latest_record_of_each_checkpoint() -> None:
+    lines = parity_table(
+        of_family("01A", "Q4_0", 9e-4),
+        of_family("01C", "Q4_0", 2e-4),
+        of_family("01B", "Q8_0", 3e-4),
+        of_family("01D", "Q8_0", 1e-12, "cpu-reference", tolerance=1e-9),
+        of_family("01E", "Q8_0", 1.0, subject="model:real"),
+    )
+
+    assert lines == [
+        "| `qwen9` | cpu | F32, Q4_0, Q8_0 | 3.0e-04 | 3e-03 | 2, the latest [here][01C] |",
+        "| `qwen9` | cpu-reference | F32, Q8_0 | 1.0e-12 | 1e-09 | [here][01D] |",
+        "[01C]: ../../records/parity/01C.parquet",
+        "[01D]: ../../records/parity/01D.parquet",
+    ]
+
+
+def test_a_comparison_outside_its_limit_is_not_told_as_kept() -> None:
+    [line, _] = parity_table(of_family("01A", "Q4_0", 0.5, passed=False))
+
+    assert line == "| `qwen9` | cpu | F32, Q4_0 | 5.0e-01 | not kept | [here][01A] |"
 
 
 def test_a_page_without_generated_parts_is_left_as_it_is() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from pocketllm.errors import RecordError
+from pocketllm.evidence.model_pages.parity import parity_part
 from pocketllm.evidence.model_pages.source import EVERY_MODEL, Source
 from pocketllm.evidence.model_pages.speeds import performance_part
 from pocketllm.evidence.model_pages.tables import features_part, ladder_part, matrix_part
@@ -26,6 +27,7 @@ PARTS: Mapping[str, Callable[[str, Source], Iterator[str]]] = MappingProxyType(
         "ladder": ladder_part,
         "features": features_part,
         "performance": performance_part,
+        "parity": parity_part,
     }
 )
 """What can be generated: from a model's name and the source, lines of Markdown."""
