@@ -80,6 +80,19 @@ def test_logits_agree_with_transformers_in_a_ragged_batch(name: str, settings: t
         assert error(name, part, expected["logits"][:length], settings) <= settings[1]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sequence_that_continues_on_the_blocks_of_another_gives_its_bits(name: str) -> None:
+    ids = np.load(ORACLES / f"{name}.npz")["input_ids"].tolist()[:40]
+    driver = Driver(ORACLES / f"{name}.gguf", ops=cpu_ops(2))
+    [cold] = driver.run([ids], chunks(len(ids), 40))
+    driver.reset()
+    driver.run([ids], [[(0, 16)]])
+    driver.follow(0, 1)
+    [_, warm] = driver.run([ids, ids], [[(1, len(ids) - 16)]])
+
+    assert np.array_equal(warm, cold[16:])
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("isa", usable_isas())
 def test_other_shapes_agree_with_the_textbook_in_float64(shape: TinyLlama, isa: str, tmp_path: Path) -> None:

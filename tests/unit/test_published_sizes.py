@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pocketllm.engine.models.contract import SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.registry import find_family
 from tests.parity.tiny_families import TinyFamily
@@ -51,6 +52,36 @@ MINIMAX = {
     "attention.value_length": 128,
     "expert_count": 256,
     "expert_used_count": 8,
+}
+QWEN_FLASH = {
+    "block_count": 48,
+    "embedding_length": 2560,
+    "attention.head_count": 24,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 256,
+    "attention.value_length": 256,
+    "rope.dimension_count": 64,
+    "full_attention_interval": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 16,
+    "ssm.time_step_rank": 48,
+    "ssm.inner_size": 6144,
+    "attention.compress_ratios": [0, 0, 0, 4] * 12,
+    "attention.indexer.head_count": 4,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": 2048,
+}
+MIMO_GLOBAL = (0, 5, 11, 17, 23, 29, 35, 41, 47)
+MIMO = {
+    "block_count": 48,
+    "embedding_length": 4096,
+    "attention.head_count": 64,
+    "attention.key_length": 192,
+    "attention.value_length": 128,
+    "rope.dimension_count": 64,
+    "attention.head_count_kv": [4 if layer in MIMO_GLOBAL else 8 for layer in range(48)],
+    "attention.sliding_window": 128,
+    "attention.sliding_window_pattern": [layer not in MIMO_GLOBAL for layer in range(48)],
 }
 NEXTN_ALONE = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 """A file may leave these two to the model's own embedding and head."""
@@ -103,7 +134,12 @@ def test_minimax_m2_has_the_tensors_of_its_file() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "keys", "expected"),
-    [("xing4_0", XING4, 46_080), ("glm-dsa", GLM_5, 89_856 + 78 * 128 * 2), ("minimax-m2", MINIMAX, 253_952)],
+    [
+        ("xing4_0", XING4, 46_080),
+        ("glm-dsa", GLM_5, 89_856 + 78 * 128 * 2),
+        ("minimax-m2", MINIMAX, 253_952),
+        ("qwen4exp", QWEN_FLASH, 27_648),
+    ],
 )
 def test_a_token_keeps_the_published_bytes_in_half_precision(
     architecture: str, keys: dict[str, Any], expected: int
@@ -111,3 +147,11 @@ def test_a_token_keeps_the_published_bytes_in_half_precision(
     metadata = TinyFamily(architecture, keys=keys).metadata()
 
     assert find_family(architecture).kv_spec(metadata).bytes_per_token(2) == expected
+
+
+def test_mimo_s_global_layers_keep_the_published_bytes_and_its_local_ones_are_paid_beside_them() -> None:
+    """Decision 23 says why a window's keys lie in blocks, too."""
+    spec = find_family("mimo2").kv_spec(TinyFamily("mimo2", keys=MIMO).metadata())
+
+    assert isinstance(spec, SeveralCaches)
+    assert [part.bytes_per_token(2) for part in spec.parts] == [23_040, 39 * 8 * (192 + 128) * 2]
