@@ -13,6 +13,8 @@ LADDER_HEAD = ("model", "architecture", "device", "rung", "proved by", "next run
 FEATURES_HEAD = ("what", "supported", "as told by")
 OPERATIONS = "required_ops"
 """The declared field that is long to tell, and comes last."""
+NOTHING: tuple[Any, ...] = (frozenset(), {})
+"""What a field is declared as where there is nothing to tell."""
 SHORT_ID = 16
 """Letters of a record's id that label its links: ten of them are a time, so fewer could be one label for two."""
 
@@ -109,7 +111,8 @@ def feature_rows(model: str, source: Source) -> list[tuple[str, str, str]]:
     family = f"family `{architecture}`"
     runs = f"yes, as {family}" if declared is not None else f"no: there is no family {architecture}"
     rows = [("runs", runs, "the families here")]
-    rows += [(*feature(name, value), family) for name, value in (declared or {}).items() if name != OPERATIONS]
+    own = {name: value for name, value in (declared or {}).items() if name != OPERATIONS and value not in NOTHING}
+    rows += [(*feature(name, value), family) for name, value in own.items()]
     told_by = f"[inspection][{inspection.run_id[:SHORT_ID]}]"
     rows += [(what, told, told_by) for what, told in file_features(inspection.document.get("report") or {})]
     devices = [f"`{row.device_class}` (rung {row.rung})" for row in source.rows_of(model) if row.rung > 1]
