@@ -11,6 +11,7 @@ import pytest
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.models.families import qwen35
 from pocketllm.engine.weights.checkpoint import open_checkpoint
+from tests.native import cpu_ops
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.folded import QUANT_TYPES, write_folded
 from tests.parity.test_families import Mistaken
@@ -31,6 +32,20 @@ def run(path: Path, quant_type: str, size: int = 40, ops: Any = None) -> float:
 @pytest.mark.parametrize("size", [40, 7, 1], ids=["one batch", "chunks of seven", "token by token"])
 def test_a_folded_checkpoint_computes_what_it_stands_for(quant_type: str, size: int, tmp_path: Path) -> None:
     assert run(write_folded(tmp_path / "x.gguf", quant_type), quant_type, size) <= TOLERANCE
+
+
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [({"activation_dtype": "float32", "kv_dtype": "float32"}, TOLERANCE), ({}, 3e-3)],
+    ids=["float32", "int8"],
+)
+def test_the_native_backend_computes_it_too(
+    quant_type: str, settings: dict[str, str], limit: float, tmp_path: Path
+) -> None:
+    ops = cpu_ops(2, **settings)
+
+    assert run(write_folded(tmp_path / "x.gguf", quant_type), quant_type, 7, ops) <= limit
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------
