@@ -26,7 +26,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 """What rows ask for, over and over."""
 
 
-def check(drawer: Any, random: Any, on_device: Any, vocab: int, num_rows: int = 24) -> None:
+def check(drawer: Any, random: Any, on_device: Any, vocab: int, num_rows: int = 24, repeats: int = 1) -> None:
     """A step's rows in one call, of which some are left out; on_device: from numpy to the device's tensor."""
     check_resolved(drawer, on_device)
     logits = (random.standard_normal((num_rows, vocab)) * 3).astype(np.float32)
@@ -37,7 +37,7 @@ def check(drawer: Any, random: Any, on_device: Any, vocab: int, num_rows: int = 
     draws[3] = replace(draws[3], allowed=np.zeros(vocab, np.bool_))
     want = [drawn(logits[draw.row], draw) for draw in draws]
     assert [one.token_id for one in want[:4]] == [NOT_FINITE] * 3 + [FORBIDDEN]
-    for _ in range(3):  # the same place of logits again is where work is captured
+    for _ in range(repeats):  # logits at the same place again are where work is captured
         compare(drawer.draw(on_device(logits), draws).wait(), want, draws)
 
 
