@@ -223,6 +223,7 @@ def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
         ("logit_bias", {"abc": 1}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"9" * 400: 1}),
+        ("logit_bias", {"5": 1, "05": 2}),
         ("logit_bias", [1]),
         ("max_tokens", 0),
         ("max_tokens", -1),
@@ -385,6 +386,18 @@ def test_a_key_that_is_there_twice_is_refused_by_name(module_server: Served) -> 
 
     assert refused["message"] == "the body has the key 'prompt' twice in one object: give it once"
     assert "'1' twice" in inside["message"]
+
+
+def test_a_compressed_body_is_415_and_an_unchanged_one_is_served(module_server: Served) -> None:
+    for encoding, status in (("gzip", 415), ("br, gzip", 415), ("Identity", 200)):
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+            response = module_server.client.post(path, json=body, headers={"content-encoding": encoding})
+
+            assert response.status_code == status, response.text
+
+
+def test_prompts_and_choices_are_bounded_together(module_server: Served) -> None:
+    assert refusal(module_server.post(COMPLETIONS, prompt=["a"] * 9, n=16))["param"] == "n"
 
 
 def test_a_body_past_the_limit_is_413_and_the_client_sees_it(serve: Any) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,19 @@ def test_bytes_that_are_no_http_do_not_hurt(module_server: Served) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert b" 500 " not in connection.recv(1000)
     assert module_server.client.get("/health").status_code == 200
+
+
+def test_a_body_with_two_lengths_is_refused_and_the_connection_ends(module_server: Served) -> None:
+    body = json.dumps({"prompt": "a"}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % len(body)
+    hidden = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    sent = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) + hidden
+    with module_server.raw(sent) as connection:
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"ambiguous_body_length" in answer
 
 
 def test_a_header_without_end_is_cut_off(module_server: Served) -> None:

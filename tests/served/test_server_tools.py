@@ -167,6 +167,10 @@ def test_every_choice_has_calls_of_its_own(server: Served) -> None:
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nowhere"}}}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}, "x": 1}},
+            "tool_choice",
+        ),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"messages": [*ASK, {"role": "tool", "tool_call_id": "a"}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),

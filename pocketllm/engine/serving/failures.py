@@ -23,6 +23,7 @@ ANTHROPIC_KINDS = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     503: "overloaded_error",
 }
 

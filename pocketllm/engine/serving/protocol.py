@@ -83,7 +83,10 @@ def as_bias(value: Any) -> Any:
     wrong = [key for key in value if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS)]
     if wrong:
         raise ValueError(f"key {wrong[0][:100]!r} is not a token id")
-    return {int(key): bias for key, bias in value.items()}
+    found = {int(key): bias for key, bias in value.items()}
+    if len(found) != len(value):
+        raise ValueError("names a token id twice")
+    return found
 
 
 def is_token_id(value: Any) -> bool:
@@ -338,7 +341,7 @@ class CompletionBody(GenerationBody):
     def check_completion(self) -> "CompletionBody":
         total = len(self.prompt) * self.num_choices
         if total > MAX_PROMPTS:
-            raise ValueError(f"prompts times n is {total}, the limit is {MAX_PROMPTS}")
+            raise ValueError(f"n times the number of prompts is {total}, the limit is {MAX_PROMPTS}")
         return self
 
     @property

@@ -71,6 +71,8 @@ def chosen(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -> tupl
         raise RequestError(
             f"tool_choice {str(kind)[:100]!r} is not none, auto, required or a function by name", param=name
         )
+    refuse_others(choice, {"type", "function"}, name)
+    refuse_others(choice["function"], {"name"}, f"{name}.function")
     wanted = choice["function"].get("name")
     found = tuple(tool for tool in tools if tool.name == wanted)
     if not found:

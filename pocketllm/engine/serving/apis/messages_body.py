@@ -87,9 +87,11 @@ def texts(content: str | list[dict[str, Any]], where: str) -> str:
         return content
     found = []
     for number, block in enumerate(content):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+        if block.get("type") != "text":
             kind = str(block.get("type"))[:100]
             raise RequestError(f"{where}[{number}] has type {kind!r}; only texts are supported here", param=where)
+        if not isinstance(block.get("text"), str):
+            raise RequestError(f"{where}[{number}] of type 'text' needs a text", param=where)
         found.append(block["text"])
     return "\n".join(found)
 

@@ -135,6 +135,7 @@ ERRORS = {
     "404": "no such model, route or request",
     "408": "the body did not come in time",
     "413": "the body is too large",
+    "415": "the body is compressed",
     "500": "the engine failed",
     "503": "the queue is full, the model is loading, or the server drains; with Retry-After",
 }

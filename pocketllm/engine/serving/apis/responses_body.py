@@ -119,6 +119,8 @@ class ResponsesBody(Strict):
             return [*messages, {"role": "user", "content": self.input}]
         for number, item in enumerate(self.input):
             add_item(messages, item, f"input[{number}]")
+        if not messages:
+            raise RequestError("input holds no message", param="input")
         return messages
 
 

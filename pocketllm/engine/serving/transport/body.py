@@ -19,7 +19,13 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
-    """The whole body; raises RefusedError past `limit` bytes (413), or when it has not come after `timeout_s` (408)."""
+    """The whole body; raises RefusedError past `limit` bytes (413), when it has not come after `timeout_s` (408), and
+    for one that is compressed (415).
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = f"the body has Content-Encoding {encoding[:100]!r}: send it as it is"
+        raise RefusedError(Failure(415, message, code="unsupported_content_encoding"))
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(request, limit)

@@ -39,7 +39,12 @@ WRONG_HOST = Failure(
 WRONG_ORIGIN = Failure(
     403, "requests from other web pages are not served", "permission_error", code="origin_not_allowed"
 )
-
+TWO_LENGTHS = Failure(
+    400,
+    "a body has a Content-Length or is sent in chunks, not both: servers in a row could differ in where it ends",
+    code="ambiguous_body_length",
+    headers={"connection": "close"},
+)
 
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
@@ -86,6 +91,8 @@ class Gatekeeper:
     def refusal(self, scope: Scope) -> Failure | None:
         """Why this request goes no further; None: it may."""
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return TWO_LENGTHS
         hosts = headers.getlist("host")
         if self._settings.is_loopback and not all(self._knows_host(host) for host in hosts):
             return WRONG_HOST  # a name rebound to 127.0.0.1 would let any web page in
