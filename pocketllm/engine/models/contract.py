@@ -201,7 +201,9 @@ class Checkpoint(Protocol):
 class Model(Protocol):
     """A loaded model: weights bound to one backend's operations."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its embedding, and logits of a position."""
 
     @property
     def kv_spec(self) -> CacheSpec:

@@ -3,33 +3,21 @@
 Qwen Team 2025, "Qwen3 Technical Report" (arXiv 2505.09388).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.blocks import (
     DENSE_OPS,
     NEUTRAL_KEYS,
     Binder,
     DenseShape,
     Shapes,
-    SwiGLU,
     attention_matrices,
-    context_length,
-    dense_unmet,
     gated_matrices,
     own_head,
     read_dense_shape,
-    usable,
-    vocab_rows,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
-from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
+from pocketllm.engine.models.contract import ModelCapability
+from pocketllm.engine.models.parts.decoder_family import DecoderFamily
+from pocketllm.engine.models.parts.normed_heads import bind_normed_heads
 
 ARCHITECTURE = "qwen3"
 
@@ -41,110 +29,13 @@ def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
     return weights_of_all(shape, norms | attention_matrices(shape) | gated_matrices(shape)), own_head(shape)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One block's weights."""
-
-    attn_norm: Norm
-    q: Projection
-    k: Projection
-    v: Projection
-    q_norm: Norm
-    k_norm: Norm
-    output: Projection
-    feed_forward: SwiGLU
-
-
-@dataclass(frozen=True)
-class Qwen3Model:
-    """Weights bound to one backend's operations; see `contract.Model`."""
-
-    ops: Ops
-    shape: DenseShape
-    embedding: Weight
-    layers: Sequence[Layer]
-    output_norm: Norm
-    head: Projection
-    inv_freq: Tensor
-    rope_magnitude: float
-    attention: AttentionSpec
-    kv_spec: KVSpec
-    vocab_size: int
-
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """Final hidden states, normed, of `batch.logit_rows`: [rows, hidden]."""
-        ops = self.ops
-        x = ops.embed(self.embedding, batch.input_ids)
-        angles = ops.rope_angles(self.inv_freq, batch.positions, self.rope_magnitude)
-        for number, layer in enumerate(self.layers):
-            x = self.attend(number, layer, x, angles, batch, cache)
-            x = layer.feed_forward.add_to(x, ops)
-        return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
-
-    def attend(
-        self, number: int, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache
-    ) -> Tensor:
-        """The attention half of a block, cache written first, residual added: [tokens, hidden] → the same."""
-        ops, head_dim = self.ops, self.shape.head_dim
-        q, k, v = ops.project(x, layer.q, layer.k, layer.v, norm=layer.attn_norm)
-        q = ops.rope(ops.rms_norm(q, layer.q_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
-        k = ops.rope(ops.rms_norm(k, layer.k_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
-        ops.store_kv(cache, number, k, v, batch)
-        return ops.project_add(ops.attention(q, cache, number, batch, self.attention), layer.output, x)
-
-    def logits(self, hidden: Tensor) -> Any:
-        """Logits as float32 numpy: [rows, vocab]."""
-        return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
-
-
-class Qwen3Family:
-    """How a qwen3 header is read and its model built."""
-
-    architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=DENSE_OPS | {"silu_mul"})
-
-    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
-        return usable(read_dense_shape, metadata, ARCHITECTURE).kv
-
-    def context_length(self, metadata: Mapping[str, Any]) -> int:
-        return usable(context_length, metadata, ARCHITECTURE)
-
-    def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
-        header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
-        shape = read_dense_shape(header, vocab_rows(checkpoint))
-        return dense_unmet(checkpoint, header, shape, NEUTRAL_KEYS, lambda: tensor_shapes(shape))
-
-    def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Qwen3Model:
-        shape = usable(partial(read_dense_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
-        bind = Binder(checkpoint, ops, shape.eps)
-        embedding = bind.matrix("token_embd.weight")
-        return Qwen3Model(
-            ops=ops,
-            shape=shape,
-            embedding=embedding,
-            layers=[bind_layer(bind, f"blk.{number}.") for number in range(shape.num_layers)],
-            output_norm=bind.norm("output_norm"),
-            head=bind.head(embedding),
-            inv_freq=ops.load_vector(inverse_frequencies(shape.rope)),
-            rope_magnitude=rope_magnitude(shape.rope),
-            attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
-            kv_spec=shape.kv,
-            vocab_size=shape.vocab_size,
-        )
-
-
-def bind_layer(bind: Binder, block: str) -> Layer:
-    """The weights of a block such as `blk.0.`."""
-    return Layer(
-        attn_norm=bind.norm(f"{block}attn_norm"),
-        q=bind.projection(f"{block}attn_q"),
-        k=bind.projection(f"{block}attn_k"),
-        v=bind.projection(f"{block}attn_v"),
-        q_norm=bind.norm(f"{block}attn_q_norm"),
-        k_norm=bind.norm(f"{block}attn_k_norm"),
-        output=bind.projection(f"{block}attn_output"),
-        feed_forward=bind.swiglu(block),
-    )
-
-
-FAMILY = Qwen3Family()
+FAMILY = DecoderFamily(
+    architecture=ARCHITECTURE,
+    capability=ModelCapability(required_ops=DENSE_OPS | {"silu_mul"}),
+    neutral=NEUTRAL_KEYS,
+    read_shape=read_dense_shape,
+    dense=lambda shape: shape,
+    cache=lambda shape: shape.kv,
+    tensor_shapes=tensor_shapes,
+    bind=lambda bind, shape: bind_normed_heads(bind, shape, Binder.swiglu),
+)

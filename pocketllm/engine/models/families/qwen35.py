@@ -35,8 +35,10 @@ from pocketllm.engine.models.parts.hybrid import (
     HybridShape,
     Rows,
     bind_model,
+    bind_tiled_delta,
     hybrid_shapes,
     read_hybrid_shape,
+    step_shapes,
 )
 
 ARCHITECTURE = "qwen35"
@@ -49,9 +51,7 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> HybridShape:
 
 def tensor_shapes(shape: HybridShape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
-    logits = (shape.num_value_heads, shape.dense.hidden)
-    steps: Shapes = {"ssm_alpha.weight": logits, "ssm_beta.weight": logits}
-    return hybrid_shapes(shape, steps, gated_matrices(shape.dense)), own_head(shape.dense)
+    return hybrid_shapes(shape, step_shapes(shape), gated_matrices(shape.dense)), own_head(shape.dense)
 
 
 def bind_feed_forward(bind: Binder, block: str) -> SwiGLU:
@@ -61,31 +61,6 @@ def bind_feed_forward(bind: Binder, block: str) -> SwiGLU:
         gate=bind.projection(f"{block}ffn_gate"),
         up=bind.projection(f"{block}ffn_up"),
         down=bind.projection(f"{block}ffn_down"),
-    )
-
-
-def bind_delta(bind: Binder, shape: HybridShape, number: int) -> DeltaLayer:
-    """The weights of a recurrent layer, heads as they are stored."""
-    block = f"blk.{number}."
-    return DeltaLayer(
-        norm=bind.norm(f"{block}attn_norm"),
-        qkv=bind.projection(f"{block}attn_qkv"),
-        gate=bind.projection(f"{block}attn_gate"),
-        step=bind.projection(f"{block}ssm_alpha"),
-        share=bind.projection(f"{block}ssm_beta"),
-        kernel=bind.vector(f"{block}ssm_conv1d.weight"),
-        net=DeltaNet(
-            num_key_heads=shape.num_key_heads,
-            num_value_heads=shape.num_value_heads,
-            key_dim=shape.key_dim,
-            value_dim=shape.value_dim,
-            is_tiled=True,
-            rate=bind.vector(f"{block}ssm_a"),
-            time_bias=bind.vector(f"{block}ssm_dt.bias"),
-        ),
-        head_norm=bind.norm(f"{block}ssm_norm"),
-        output=bind.projection(f"{block}ssm_out"),
-        place=shape.place(number),
     )
 
 
@@ -151,7 +126,7 @@ class Qwen35Family:
         folding = read_folding(checkpoint.metadata)
         if folding is not None:
             bind = folded_binder(bind, folding)
-        bind_recurrent = bind_grouped_delta if is_grouped(folding) else bind_delta
+        bind_recurrent = bind_grouped_delta if is_grouped(folding) else bind_tiled_delta
         return bind_model(
             bind,
             shape,

@@ -4,67 +4,26 @@ Qwen Team 2025, "Qwen3-Next". Norms are stored with their 1 added, but for the o
 that share a key head are neighbors.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
 import numpy as np
 
-from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.api.recurrent import DeltaNet
-from pocketllm.engine.models.blocks import (
-    NEUTRAL_KEYS,
-    Binder,
-    Shapes,
-    context_length,
-    dense_unmet,
-    own_head,
-    usable,
-    vocab_rows,
-)
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
-from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.gated_experts import (
-    GATED_EXPERTS_NEUTRAL,
-    GATED_EXPERTS_OPS,
-    GatedExpertsShape,
-    bind_normed_experts,
-    read_gated_experts,
-)
-from pocketllm.engine.models.parts.hybrid import (
-    HYBRID_OPS,
-    DeltaLayer,
-    HybridModel,
-    HybridShape,
-    bind_model,
-    hybrid_shapes,
-    read_hybrid_shape,
+from pocketllm.engine.models.blocks import Binder, Shapes
+from pocketllm.engine.models.parts.hybrid import DeltaLayer, HybridShape
+from pocketllm.engine.models.parts.hybrid_mixture import (
+    HybridMixtureShape,
+    hybrid_mixture_family,
+    read_hybrid_mixture,
 )
 
 ARCHITECTURE = "qwen3next"
-NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | GATED_EXPERTS_NEUTRAL
+
+read_shape = read_hybrid_mixture
 
 
-@dataclass(frozen=True)
-class Qwen3NextShape:
-    """A hybrid decoder's sizes, and those of its experts."""
-
-    hybrid: HybridShape
-    experts: GatedExpertsShape
-
-
-def read_shape(header: HeaderReader, vocab_size: int = 0) -> Qwen3NextShape:
-    """Sizes from the header; what cannot be read becomes one of the header's problems."""
-    experts = read_gated_experts(header)
-    return Qwen3NextShape(read_hybrid_shape(header, vocab_size, experts.intermediate), experts)
-
-
-def tensor_shapes(shape: Qwen3NextShape) -> tuple[Shapes, Shapes]:
+def tensor_shapes(shape: HybridMixtureShape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
-    hybrid, hidden = shape.hybrid, shape.hybrid.dense.hidden
-    steps: Shapes = {"ssm_ba.weight": (2 * hybrid.num_value_heads, hidden)}
-    return hybrid_shapes(hybrid, steps, shape.experts.matrices(hidden)), own_head(hybrid.dense)
+    hybrid = shape.hybrid
+    return shape.tensors({"ssm_ba.weight": (2 * hybrid.num_value_heads, hybrid.dense.hidden)})
 
 
 def bind_delta(bind: Binder, shape: HybridShape, number: int) -> DeltaLayer:
@@ -94,32 +53,4 @@ def bind_delta(bind: Binder, shape: HybridShape, number: int) -> DeltaLayer:
     )
 
 
-class Qwen3NextFamily:
-    """How a qwen3next header is read and its model built."""
-
-    architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=HYBRID_OPS | GATED_EXPERTS_OPS)
-
-    def kv_spec(self, metadata: Mapping[str, Any]) -> CacheSpec:
-        return usable(read_shape, metadata, ARCHITECTURE).hybrid.cache
-
-    def context_length(self, metadata: Mapping[str, Any]) -> int:
-        return usable(context_length, metadata, ARCHITECTURE)
-
-    def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
-        header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
-        shape = read_shape(header, vocab_rows(checkpoint))
-        return dense_unmet(checkpoint, header, shape.hybrid.dense, NEUTRAL, lambda: tensor_shapes(shape))
-
-    def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> HybridModel:
-        shape = usable(partial(read_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
-        bind = Binder(checkpoint, ops, shape.hybrid.dense.eps)
-        return bind_model(
-            bind,
-            shape.hybrid,
-            recurrent=lambda number: bind_delta(bind, shape.hybrid, number),
-            feed_forward=lambda block: bind_normed_experts(bind, block, shape.experts),
-        )
-
-
-FAMILY = Qwen3NextFamily()
+FAMILY = hybrid_mixture_family(ARCHITECTURE, tensor_shapes, bind_delta)

@@ -145,6 +145,12 @@ def hybrid_shapes(shape: HybridShape, steps: Shapes, feed_forward: Shapes) -> Sh
     return needed
 
 
+def step_shapes(shape: HybridShape) -> Shapes:
+    """A recurrent layer's matrices of time steps and of shares, where they are two."""
+    logits = (shape.num_value_heads, shape.dense.hidden)
+    return {"ssm_alpha.weight": logits, "ssm_beta.weight": logits}
+
+
 # -- layers ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Step:
@@ -286,5 +292,30 @@ def bind_attention(bind: Binder, shape: HybridShape, number: int) -> GatedAttent
         k_norm=bind.norm(f"{block}attn_k_norm"),
         output=bind.projection(f"{block}attn_output"),
         spec=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, dense.head_dim**-0.5),
+        place=shape.place(number),
+    )
+
+
+def bind_tiled_delta(bind: Binder, shape: HybridShape, number: int) -> DeltaLayer:
+    """The weights of a recurrent layer whose value heads are stored tiled: head j reads key head j mod their number."""
+    block = f"blk.{number}."
+    return DeltaLayer(
+        norm=bind.norm(f"{block}attn_norm"),
+        qkv=bind.projection(f"{block}attn_qkv"),
+        gate=bind.projection(f"{block}attn_gate"),
+        step=bind.projection(f"{block}ssm_alpha"),
+        share=bind.projection(f"{block}ssm_beta"),
+        kernel=bind.vector(f"{block}ssm_conv1d.weight"),
+        net=DeltaNet(
+            num_key_heads=shape.num_key_heads,
+            num_value_heads=shape.num_value_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            is_tiled=True,
+            rate=bind.vector(f"{block}ssm_a"),
+            time_bias=bind.vector(f"{block}ssm_dt.bias"),
+        ),
+        head_norm=bind.norm(f"{block}ssm_norm"),
+        output=bind.projection(f"{block}ssm_out"),
         place=shape.place(number),
     )

@@ -91,7 +91,7 @@ def bind_scaled_mixture(bind: Binder, block: str, shape: ScaledExpertsShape) -> 
         before=bind.norm(f"{block}pre_ffw_norm_2"),
         experts=ScaledExperts(
             experts=Experts(
-                router=bind.projection(f"{block}ffn_gate_inp"),
+                router=bind.router(block),
                 gate=gate,
                 up=up,
                 down=bind.experts(f"{block}ffn_down_exps"),
