@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pocketllm.engine.chat_formats.contract import ChatFormat, Tool, call_grammar, free_grammar, json_body
 from pocketllm.engine.chat_formats.families import dsml, generic
 from pocketllm.engine.chat_formats.grammar import Lark
-from pocketllm.engine.chat_formats.markup import Thought, ThoughtGate
+from pocketllm.engine.chat_formats.markup import Markup, Thought, ThoughtGate
 from pocketllm.engine.chat_formats.reading import CallArguments, CallBegin, Content, Part, Reasoning, joined
 from pocketllm.engine.chat_formats.registry import FORMATS, format_of, thought_of
 from pocketllm.engine.chat_formats.splitter import AnswerSplitter
+from pocketllm.engine.lifecycle.output_text import OutputText
 from pocketllm.engine.structured import constraint
 from pocketllm.engine.structured.compiler import GrammarCompiler
 from pocketllm.errors import ConstraintError, RequestError
@@ -189,6 +190,19 @@ MARKS += [
     "a",
     " ",
 ]
+
+
+def test_stop_strings_that_begin_like_marks_and_do_not_come_hide_nothing_of_a_call() -> None:
+    text = "hm, hm</think>" + CALLS["hermes"]
+    marks = ("</think>", "<tool_call>", '{"name"', "}\n</tool_call>")
+    stops = [mark[:length] + "\0" for mark in marks for length in range(1, len(mark) + 1)]
+    output = OutputText(ByteTokenizer(), stops, markup=Markup(thought=OPEN))  # type: ignore[arg-type]  # a fake
+    splitter = AnswerSplitter(NAMED["hermes"], OPEN, TOOLS)
+    pieces = [*(output.push(byte)[0] for byte in text.encode()), output.finish()[0]]
+    parts = joined([part for piece in pieces for part in splitter.push(piece)] + splitter.finish())
+
+    assert parts == parts_of(text, NAMED["hermes"], thought=OPEN)
+    assert [name for name, _ in calls_of(parts)] == ["weather", "now"]
 
 
 @pytest.mark.parametrize("name", [*CALLS, "llama3"])
