@@ -140,7 +140,11 @@ def make_plan(
         state_bytes=states + ends,
         scratch_bytes=scratch.of(memory.max_model_len),
         limits=make_limits(
-            options, memory, num_state_slots(options, spec), keeps_prompt_ends(options, spec, capability)
+            options,
+            memory,
+            num_state_slots(options, spec),
+            keeps_prompt_ends(options, spec, capability),
+            max_steps_in_flight(options, spec, capability),
         ),
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
@@ -379,7 +383,19 @@ def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
     return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
 
 
-def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int, keeps_prompt_ends: bool) -> Limits:
+def max_steps_in_flight(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> int:
+    """What the backend takes, unless it was switched off; one where states are kept: a state cannot be told apart from
+    that of a token further, so it is copied before the next step begins."""
+    return capability.max_steps_in_flight if options.overlap and not spec.bytes_per_sequence() else 1
+
+
+def make_limits(
+    options: EngineOptions,
+    memory: MemoryPlan,
+    num_state_slots: int,
+    keeps_prompt_ends: bool,
+    max_steps_in_flight: int,
+) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -394,6 +410,7 @@ def make_limits(options: EngineOptions, memory: MemoryPlan, num_state_slots: int
         prefix_cache=options.prefix_cache,
         num_state_slots=num_state_slots,
         keeps_prompt_ends=keeps_prompt_ends,
+        max_steps_in_flight=max_steps_in_flight,
     )
 
 
