@@ -110,6 +110,15 @@ def test_a_chat_tells_its_prompts_log_probabilities_beside_its_choices(tiny_serv
     assert [set(entry) for entry in answer["prompt_logprobs"][1:]] == [{str(token_id)} for token_id in prompt[1:]]
 
 
+def test_choices_that_only_echo_are_scored_with_the_first(tiny_server: Served) -> None:
+    body = {"prompt": [5, 6, 7], "echo": True, "max_tokens": 0, "logprobs": 1}
+    first, second = tiny_server.complete(**body, n=2)["choices"]
+    [alone] = tiny_server.complete(**body)["choices"]
+
+    assert first == alone
+    assert second == alone | {"index": 1}
+
+
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_prompt_is_scored_once_however_many_choices_continue_it(tiny_server: Served, is_cached: bool) -> None:
     prompt = [3 + (7 * number + 101 * is_cached) % 400 for number in range(120)]

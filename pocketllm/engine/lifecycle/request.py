@@ -124,8 +124,8 @@ class Request:
     @property
     def is_scored(self) -> bool:
         """Whether logits of every prompt token are still wanted, so that none may come from the prefix cache."""
-        missing = self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
-        return self.wants_prompt_logits or missing
+        is_wanted = self.params.prompt_logprobs is not None and self.scored_by is None
+        return self.wants_prompt_logits or (is_wanted and len(self.prompt_logprobs) < len(self.prompt_token_ids))
 
     @property
     def must_wait(self) -> bool:

@@ -181,7 +181,7 @@ def sampling_params(body: GenerationBody, offset: int, held: Held = FREE) -> Sam
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.num_logprobs,
-        prompt_logprobs=None if offset else body.num_prompt_logprobs,  # once for all choices of a prompt
+        prompt_logprobs=body.num_prompt_logprobs,
         constraint=held.constraint,
         markup=held.markup,
     )
