@@ -110,7 +110,7 @@ class Runner:
         self._drawer, self._logits, self._to_numpy = drawer, logits, to_numpy
 
     def launch(self, schedule: Schedule, pending_ids: Mapping[Request, int]) -> Launched:
-        """Start to compute a step. pending_ids: `Draws.input_ids` of the one before it, whose tokens may not have come."""
+        """Start to compute a step. pending_ids: `Draws.input_ids` of the one before, whose tokens may not have come."""
         for copies, copier in ((schedule.state_copies, self._copy_states), (schedule.block_copies, self._copy_blocks)):
             if copies:
                 assert copier is not None

@@ -158,6 +158,8 @@ class Scheduler:
         if not any(request.num_in_flight_tokens for request in self.running):
             return False
         chunk = self.limits.prefill_chunk
+        if len(self.running) * (blocks_for(chunk, self.limits.block_size) + 1) <= self.pool.num_free:
+            return False
         ends = [(one, min(one.num_computable_tokens, one.num_started_tokens + chunk)) for one in self.running]
         return sum(self._missing_blocks(*end) for end in ends) > self.pool.num_free
 

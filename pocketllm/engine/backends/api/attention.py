@@ -41,6 +41,11 @@ class ForwardBatch:
     def num_seqs(self) -> int:
         return len(self.seq_lens)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether every sequence has one token in this step."""
+        return len(self.input_ids) == len(self.seq_lens)
+
 
 @dataclass(frozen=True)
 class AttentionSpec:

@@ -67,6 +67,9 @@ def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.
 
 def sizes_of(batch: ForwardBatch) -> Sizes:
     """The sizes that a batch needs."""
+    if batch.is_single:
+        count, width = batch.num_seqs, batch.block_table.shape[1]
+        return Sizes(count, count, count, 0, len(batch.logit_rows), width, int(batch.seq_lens.max(initial=0)))
     counts = np.diff(batch.query_start_loc)
     return Sizes(
         tokens=batch.num_tokens,
@@ -79,25 +82,37 @@ def sizes_of(batch: ForwardBatch) -> Sizes:
     )
 
 
-def fill(target: npt.NDArray[np.int32], batch: ForwardBatch, sizes: Sizes) -> None:
-    """Write everything that goes to the device, one array after another.
+def views_of(target: npt.NDArray[np.int32], sizes: Sizes) -> list[npt.NDArray[np.int32]]:
+    """Its parts, one array after another, in the order of `DeviceBatch`."""
+    return np.split(target, np.cumsum(sizes.of_arrays)[:-1])
+
+
+def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batch: ForwardBatch, sizes: Sizes) -> None:
+    """Write everything that goes to the device. views: of the target.
 
     Empty places: tokens without a slot, sequences of length 0; spare tiles and singles are of the last sequence, which
     must be an empty one where there are any.
     """
-    counts = np.diff(batch.query_start_loc)
-    singles = np.flatnonzero(counts == 1)
-    tile_seqs, tile_firsts = tiles_of(counts)
-    target[:] = 0
-    views = np.split(target, np.cumsum(sizes.of_arrays)[:-1])
-    ids, positions, starts, lengths, table, slots, rows, single_seqs, single_tokens, tiles, firsts = views
-    starts[:], slots[:], single_seqs[:], tiles[:] = batch.num_tokens, -1, sizes.seqs - 1, sizes.seqs - 1
+    if batch.is_single:
+        singles, single_tokens = batch.query_start_loc[:-1], batch.query_start_loc[:-1]
+        tile_seqs = tile_firsts = singles[:0]
+    else:
+        counts = np.diff(batch.query_start_loc)
+        singles = np.flatnonzero(counts == 1).astype(np.int32)
+        single_tokens = batch.query_start_loc[singles]
+        tile_seqs, tile_firsts = tiles_of(counts)
+    target.fill(0)
+    ids, positions, starts, lengths, table, slots, rows, single_seqs, single_places, tiles, firsts = views
+    starts.fill(batch.num_tokens)
+    slots.fill(-1)
+    single_seqs.fill(sizes.seqs - 1)
+    tiles.fill(sizes.seqs - 1)
     by_seq = table.reshape(sizes.seqs, sizes.table_width)
     by_seq[: batch.num_seqs, : batch.block_table.shape[1]] = batch.block_table
     for view, values in (
         (ids, batch.input_ids), (positions, batch.positions), (starts, batch.query_start_loc),
-        (lengths, batch.seq_lens), (slots, batch.slot_mapping), (rows, batch.logit_rows), (single_seqs, singles),
-        (single_tokens, batch.query_start_loc[singles]), (tiles, tile_seqs), (firsts, tile_firsts),
+        (lengths, batch.seq_lens), (slots, batch.slot_mapping), (single_seqs, singles), (single_places, single_tokens),
+        (rows, batch.logit_rows[: sizes.rows]), (tiles, tile_seqs), (firsts, tile_firsts),
     ):  # fmt: skip
         view[: len(values)] = values
 
@@ -126,7 +141,7 @@ def to_device(batch: ForwardBatch, device: torch.device) -> DeviceBatch:
     """One copy, whatever the batch holds."""
     sizes = sizes_of(batch)
     whole = np.empty(sum(sizes.of_arrays), np.int32)
-    fill(whole, batch, sizes)
+    fill(whole, views_of(whole, sizes), batch, sizes)
     return named(upload(whole, device), sizes)
 
 

@@ -30,7 +30,7 @@ class Pending:
 
     draws: Sequence[Draw]
     token_ids: Tensor
-    """[rows] in the host's memory, as is the rest; filled once `arrived` has happened."""
+    """[MOST_ROWS] in the host's memory, as is the rest; filled once `arrived` has happened."""
     reports: tuple[Tensor, Tensor] | None
     """Log-probabilities and likeliest ids of those draws that want them, in order."""
     arrived: Any
@@ -55,6 +55,15 @@ def reported(token_id: int, count: int | None, reports: Any) -> Drawn:
     return Drawn(token_id, own, tuple(ids[:count]), tuple(values[:count]))
 
 
+class Box:
+    """Where token ids arrive in the host's memory; two are enough, for one step at most is in flight beside another."""
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self.token_ids = torch.empty(MOST_ROWS, dtype=torch.int32, pin_memory=is_cuda)
+        self.arrived = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]  # torch's own
+
+
 class CudaDrawer:
     """Obeys `api.drawing.Drawer`; on the CPU too, where Triton's interpreter runs the kernels."""
 
@@ -66,6 +75,7 @@ class CudaDrawer:
         """The last token of each row, where captured steps find it."""
         self._largest = torch.zeros(MOST_ROWS, dtype=torch.float32, device=device)
         self._seen: dict[Place, Graph | None] = {}
+        self._boxes = [Box(device) for _ in range(2)]
 
     def resolve(self, input_ids: Tensor) -> None:
         """Put drawn tokens in the places of what stands for them, in a step's own copy of its input: int32 [tokens]."""
@@ -143,7 +153,9 @@ class CudaDrawer:
 
     # -- what comes back ---------------------------------------------------------------------------------------------
     def _send(self, logits: Tensor, draws: Sequence[Draw]) -> Pending:
-        ids = self._received(self.drawn[: len(logits)])
+        box, other = self._boxes
+        self._boxes = [other, box]
+        box.token_ids.copy_(self.drawn, non_blocking=True)
         wanting = [draw for draw in draws if draw.num_logprobs is not None]
         reports = None
         if wanting:
@@ -151,11 +163,9 @@ class CudaDrawer:
             most = max(draw.num_logprobs or 0 for draw in wanting)
             values, top = sampling.log_probabilities(logits[rows], self.drawn[rows], most)
             reports = self._received(values), self._received(top)
-        if self._device.type != "cuda":
-            return Pending(draws, ids, reports, None)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return Pending(draws, ids, reports, arrived)
+        if box.arrived is not None:
+            box.arrived.record()
+        return Pending(draws, box.token_ids, reports, box.arrived)
 
     def _received(self, x: Tensor) -> Tensor:
         """A copy in the host's memory, there once everything until now has finished."""

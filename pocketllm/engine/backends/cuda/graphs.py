@@ -17,6 +17,7 @@ from pocketllm.engine.backends.cuda.batch import (
     named,
     sizes_of,
     to_device,
+    views_of,
 )
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32)
@@ -57,7 +58,9 @@ class StepGraph:
     def __init__(self, forward: Forward, sizes: Sizes, pool: Any) -> None:
         self._sizes = sizes
         self._host = torch.zeros(sum(sizes.of_arrays), dtype=torch.int32).pin_memory()
-        fill(self._host.numpy(), EMPTY, sizes)
+        self._filled = self._host.numpy()
+        self._views = views_of(self._filled, sizes)
+        fill(self._filled, self._views, EMPTY, sizes)
         self._device = self._host.to("cuda")
         # a decode step's rows are its tokens
         batch = named(self._device, sizes, takes_all=sizes.rows == 0)
@@ -75,8 +78,7 @@ class StepGraph:
     def replay(self, batch: ForwardBatch) -> Tensor:
         """Run a step; the result's rows are those of the batch."""
         self._sent.synchronize()  # the last copy has read the host's buffer
-        target = self._host.numpy()
-        fill(target, batch if self._sizes.rows else without_rows(batch), self._sizes)
+        fill(self._filled, self._views, batch, self._sizes)
         self._device.copy_(self._host, non_blocking=True)
         self._sent.record()
         self._captured.graph.replay()
@@ -99,7 +101,7 @@ class Captured:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Run a step; the result is overwritten by the next."""
-        sizes = None if self._pool is None else captured_sizes(sizes_of(batch), batch.logit_rows)
+        sizes = None if self._pool is None else captured_sizes(sizes_of(batch))
         if sizes is None or sizes.tokens > max(power_above(self._max_tokens), TOKENS[0]):
             self.last = None
             return self._forward(to_device(batch, self._device))
@@ -112,11 +114,11 @@ class Captured:
         return result
 
 
-def captured_sizes(own: Sizes, logit_rows: "np.ndarray[Any, np.dtype[np.int32]]") -> Sizes | None:
+def captured_sizes(own: Sizes) -> Sizes | None:
     """The sizes of the ladder that a step fits into; None for a step that is run without a graph."""
     length = max(SHORTEST, power_above(own.max_length)) if own.singles else 0
     table_width = max(NARROWEST, power_above(own.table_width))
-    is_decode = own.singles == own.tokens and np.array_equal(logit_rows, np.arange(own.tokens))
+    is_decode = own.singles == own.tokens == own.rows
     if is_decode and own.tokens <= WIDTHS[-1]:
         width = next(width for width in WIDTHS if width >= own.tokens)
         return Sizes(width, width, width, 0, 0, table_width, length)
@@ -132,11 +134,6 @@ def captured_sizes(own: Sizes, logit_rows: "np.ndarray[Any, np.dtype[np.int32]]"
 def power_above(number: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(number - 1, 0).bit_length()
-
-
-def without_rows(batch: ForwardBatch) -> ForwardBatch:
-    """The same for a step that takes all."""
-    return ForwardBatch(**{**vars(batch), "logit_rows": batch.logit_rows[:0]})
 
 
 EMPTY = ForwardBatch(
