@@ -8,6 +8,7 @@ import pytest
 
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.engine.weights.checkpoint import open_checkpoint
+from tests.native import cpu_ops
 from tests.parity.compare import log_softmax
 from tests.parity.drive import Driver, chunks
 from tests.parity.record import nll
@@ -33,6 +34,20 @@ def test_its_likeliest_tokens_and_the_texts_likelihood_are_those_of_transformers
     assert clear.sum() > 120
     assert np.array_equal(ours.argmax(-1)[clear], oracle["top_ids"][clear, 0])
     assert nll(logits, ids) == pytest.approx(float(oracle["nll"]), rel=1e-4)
+
+
+def test_the_native_backend_with_int8_keeps_nearly_every_likeliest_token_and_the_texts_likelihood(
+    gemma3_270m: Path,
+) -> None:
+    oracle = np.load(ORACLES / "gemma3_270m_top5.npz")
+    ids = oracle["input_ids"]
+    [logits] = Driver(gemma3_270m, ops=cpu_ops(2)).run([ids.tolist()], chunks(512, 200))
+    same = logits[::4].argmax(-1) == oracle["top_ids"][:, 0]
+    lead = oracle["top_logprobs"][:, 0] - oracle["top_logprobs"][:, 1]
+
+    assert same.mean() >= 0.98
+    assert (lead[~same] <= 0.1).all()
+    assert nll(logits, ids) == pytest.approx(float(oracle["nll"]), rel=5e-3)
 
 
 def test_six_hundred_random_texts_become_the_ids_of_sentencepiece(tokenizer: Tokenizer) -> None:
