@@ -13,6 +13,7 @@ from pocketllm.engine.backends.api.capability import BackendBid, BackendCapabili
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
 from pocketllm.engine.models.header import nextn_tensors
 from pocketllm.engine.options import AUTO, EngineOptions
+from pocketllm.engine.weights.quant import known_types
 from pocketllm.errors import UnsupportedFeatureError
 
 DEFAULT_KV_BYTES = 1 << 30
@@ -215,6 +216,7 @@ def unreadable_tensors(
     return [
         f"backend {capability.name} cannot decode quant type {quant_type} ({len(names)} tensors, such as {names[0]}); "
         f"it decodes {', '.join(sorted(capability.quant_types))}"
+        + (": take --backend reference, which decodes this one" if quant_type in known_types() else "")
         for quant_type, names in sorted(examples.items())
     ]
 

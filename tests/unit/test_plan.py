@@ -193,6 +193,15 @@ def test_when_no_backend_can_run_a_checkpoint_the_reasons_of_all_are_told_once()
 
 
 # -- every reason why not
+def test_a_type_that_only_another_backend_decodes_is_refused_with_what_to_do() -> None:
+    (known,) = reasons(tensors=checkpoint(a="FP8"))
+    (unknown,) = reasons(tensors=checkpoint(a="I64"))
+
+    assert known.startswith("backend fake cannot decode quant type FP8 (1 tensors, such as a)")
+    assert known.endswith("it decodes F32, Q4_0: take --backend reference, which decodes this one")
+    assert unknown.endswith("it decodes F32, Q4_0")
+
+
 def test_all_reasons_are_given_at_once() -> None:
     found = reasons(
         FakeFamily(capability=ModelCapability(frozenset({"embed", "mla"}), max_num_seqs=1), reasons=["no rope"]),
