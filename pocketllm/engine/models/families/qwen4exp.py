@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.indexed import GroupIndex
-from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, States, Tensor, Weight
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, Tensor, Weight
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.models.blocks import (
     NEUTRAL_KEYS,
@@ -27,7 +24,7 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, LatentSpec, ModelCapability, SeveralCaches
-from pocketllm.engine.models.header import HeaderReader, is_list, short, whole_number
+from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.parts.gated_experts import (
     GATED_EXPERTS_NEUTRAL,
     GATED_EXPERTS_OPS,
@@ -44,7 +41,8 @@ from pocketllm.engine.models.parts.gated_streams import (
     bind_reader,
     stream_shapes,
 )
-from pocketllm.engine.models.parts.hybrid import HYBRID_OPS, HybridShape, hybrid_shapes, read_hybrid_shape
+from pocketllm.engine.models.parts.hybrid import HYBRID_OPS, HybridShape, hybrid_shapes, read_hybrid_shape, step_shapes
+from pocketllm.engine.models.parts.indexed import INDEXED_OPS, IndexShape, Step, bind_indexed, read_index
 from pocketllm.engine.models.parts.ngrams import (
     NGRAM_OPS,
     NGramLayer,
@@ -57,7 +55,6 @@ from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "qwen4exp"
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | GATED_EXPERTS_NEUTRAL
-INDEX_OPS = {"new_latent_cache", "store_latent", "select_groups", "selected_attention"}
 STREAM_NORMS = ("attn_norm", "post_attention_norm", "output_norm")
 """Names of a hybrid's norms, in whose place the streams' are."""
 
@@ -70,12 +67,7 @@ class Qwen4ExpShape:
     experts: GatedExpertsShape
     num_streams: int
     low_rank: int
-    index_heads: int
-    index_dim: int
-    ratio: int
-    """Tokens of a group."""
-    num_best: int
-    """Groups that a query attends."""
+    index: IndexShape
     ngrams: NGramShape | None
 
     @property
@@ -88,120 +80,48 @@ class Qwen4ExpShape:
         """Keys and values, index keys, the recurrent layers' states, and what n-grams look back on."""
         kv, states = self.hybrid.caches
         more = self.ngrams.states(self.wide) if self.ngrams is not None else ()
-        return SeveralCaches((kv, LatentSpec(kv.num_layers, self.index_dim), states, *more))
+        return SeveralCaches((kv, LatentSpec(kv.num_layers, self.index.dim), states, *more))
 
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> Qwen4ExpShape:
     """Sizes from the header; what cannot be read becomes one of the header's problems."""
     experts = read_gated_experts(header)
     hybrid = read_hybrid_shape(header, vocab_size, experts.intermediate)
-    ratio, budget = read_ratio(header, hybrid), header.count("attention.indexer.top_k")
-    if budget % ratio:
-        header.problems.append(
-            f"metadata key {ARCHITECTURE}.attention.indexer.top_k is {budget}: it must be whole groups of {ratio}"
-        )
     return Qwen4ExpShape(
         hybrid=hybrid,
         experts=experts,
         num_streams=header.count("hyper_connection.count"),
         low_rank=header.count("hyper_connection.low_rank"),
-        index_heads=header.count("attention.indexer.head_count"),
-        index_dim=header.count("attention.indexer.key_length"),
-        ratio=ratio,
-        num_best=budget // ratio,
+        index=read_index(header, hybrid),
         ngrams=read_ngrams(header),
     )
-
-
-def read_ratio(header: HeaderReader, hybrid: HybridShape) -> int:
-    """Tokens of a group: one number for all layers with attention, 0 for the others."""
-    name = f"{ARCHITECTURE}.attention.compress_ratios"
-    ratios = header.metadata.get(name)
-    own = header.of_layers(ratios, hybrid.dense.num_layers) if is_list(ratios) else ()
-    told = [whole_number(ratio) or 0 for ratio in own]
-    largest = max(told, default=0)
-    if largest < 1 or told != [0 if is_recurrent else largest for is_recurrent in hybrid.is_recurrent]:
-        header.problems.append(
-            f"metadata key {name} is {short(ratios)}: it must be one number for all layers with attention, 0 for others"
-        )
-        return 1
-    return largest
 
 
 def tensor_shapes(shape: Qwen4ExpShape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
     hybrid, hidden = shape.hybrid, shape.hybrid.dense.hidden
-    logits = (hybrid.num_value_heads, hidden)
-    steps: Shapes = {"ssm_alpha.weight": logits, "ssm_beta.weight": logits}
-    needed = hybrid_shapes(hybrid, steps, shape.experts.matrices(hidden))
+    needed = hybrid_shapes(hybrid, step_shapes(hybrid), shape.experts.matrices(hidden))
     needed = {name: rows for name, rows in needed.items() if name.split(".")[-2] not in STREAM_NORMS}
     reading, writing = stream_shapes(shape.num_streams, hidden, shape.low_rank)
     needed |= {f"output_hc_{name}": rows for name, rows in reading.items()}
-    index: Shapes = {
-        "q_proj": (shape.index_heads * shape.index_dim, hidden),
-        "k_proj": (shape.index_dim, hidden),
-        "q_norm": (shape.index_dim,),
-        "k_norm": (shape.index_dim,),
-    }
     for number, is_recurrent in enumerate(hybrid.is_recurrent):
         for half in ("attn", "ffn"):
             needed |= {f"blk.{number}.hc_{half}_{name}": rows for name, rows in (reading | writing).items()}
         if not is_recurrent:
-            needed |= {f"blk.{number}.indexer.{name}.weight": rows for name, rows in index.items()}
+            needed |= {
+                f"blk.{number}.indexer.{name}.weight": rows for name, rows in shape.index.tensors(hidden).items()
+            }
     if shape.ngrams is not None:
         needed |= shape.ngrams.tensors(shape.wide, hidden)
     return needed, own_head(hybrid.dense)
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Step:
-    """What the layers of one forward pass share."""
-
-    batch: ForwardBatch
-    angles: Tensor
-    kv: KVCache
-    index_keys: KVCache
-    states: States
-
-
 class Half(Protocol):
     """The first half of a layer."""
 
     def of(self, y: Tensor, ops: Ops, step: Step) -> Tensor:
         """What it makes of what it reads: [tokens, hidden] → the same."""
-
-
-@dataclass(frozen=True)
-class IndexedAttention:
-    """Gated attention with normed heads, over the groups of tokens that an index picks."""
-
-    q: Projection
-    gate: Projection
-    k: Projection
-    v: Projection
-    q_norm: Norm
-    k_norm: Norm
-    index_q: Projection
-    index_k: Projection
-    index_q_norm: Norm
-    output: Projection
-    spec: AttentionSpec
-    index: GroupIndex
-    place: int
-
-    def of(self, y: Tensor, ops: Ops, step: Step) -> Tensor:
-        parts = self.q, self.gate, self.k, self.v, self.index_q, self.index_k
-        q, gate, k, v, index_q, index_k = ops.project(y, *parts)
-        turn = partial(ops.rope, angles=step.angles, layout=RopeLayout.HALF_SPLIT)
-        q = turn(ops.rms_norm(q, self.q_norm), head_dim=self.spec.head_dim)
-        k = turn(ops.rms_norm(k, self.k_norm), head_dim=self.spec.head_dim)
-        index_q = turn(ops.rms_norm(index_q, self.index_q_norm), head_dim=self.index.dim)
-        ops.store_kv(step.kv, self.place, k, v, step.batch)
-        ops.store_latent(step.index_keys, self.place, step.batch, index_k)
-        selection = ops.select_groups(index_q, step.index_keys, self.place, step.batch, self.index)
-        seen = ops.selected_attention(q, step.kv, self.place, step.batch, self.spec, selection)
-        return ops.project(ops.sigmoid_mul(gate, seen), self.output)[0]
 
 
 @dataclass(frozen=True)
@@ -276,7 +196,7 @@ class Qwen4ExpFamily:
 
     architecture = ARCHITECTURE
     capability = ModelCapability(
-        required_ops=(HYBRID_OPS - {"attention"}) | GATED_EXPERTS_OPS | GATED_STREAMS_OPS | NGRAM_OPS | INDEX_OPS
+        required_ops=(HYBRID_OPS - {"attention"}) | GATED_EXPERTS_OPS | GATED_STREAMS_OPS | NGRAM_OPS | INDEXED_OPS
     )
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> CacheSpec:
@@ -316,36 +236,17 @@ def bind_layer(bind: Binder, shape: Qwen4ExpShape, number: int, inv_freq: Tensor
     block, hidden = f"blk.{number}.", shape.hybrid.dense.hidden
     has_ngrams = shape.ngrams is not None and shape.ngrams.layer == number
     is_recurrent = shape.hybrid.is_recurrent[number]
-    first = bind_delta(bind, shape, number) if is_recurrent else bind_attention(bind, shape, number, inv_freq)
+    first = (
+        bind_delta(bind, shape, number)
+        if is_recurrent
+        else bind_indexed(bind, shape.hybrid, shape.index, number, inv_freq)
+    )
     return Layer(
         ngrams=bind_ngrams(bind, shape.ngrams, hidden) if has_ngrams and shape.ngrams is not None else None,
         first_gates=bind_gates(bind, f"{block}hc_attn_", shape.num_streams, hidden),
         first=first,
         second_gates=bind_gates(bind, f"{block}hc_ffn_", shape.num_streams, hidden),
         second=bind_gated_experts(bind, block, shape.experts),
-    )
-
-
-def bind_attention(bind: Binder, shape: Qwen4ExpShape, number: int, inv_freq: Tensor) -> IndexedAttention:
-    """A head's rows of `attn_q` are its query's, then its gate's."""
-    block, dense = f"blk.{number}.", shape.hybrid.dense
-    by_head = np.arange(2 * dense.num_heads * dense.head_dim).reshape(dense.num_heads, 2, dense.head_dim)
-    q, gate = bind.rows(f"{block}attn_q", by_head[:, 0], by_head[:, 1])
-    k_norm = bind.norm(f"{block}indexer.k_norm")
-    return IndexedAttention(
-        q=q,
-        gate=gate,
-        k=bind.projection(f"{block}attn_k"),
-        v=bind.projection(f"{block}attn_v"),
-        q_norm=bind.norm(f"{block}attn_q_norm"),
-        k_norm=bind.norm(f"{block}attn_k_norm"),
-        index_q=bind.projection(f"{block}indexer.q_proj"),
-        index_k=bind.projection(f"{block}indexer.k_proj"),
-        index_q_norm=bind.norm(f"{block}indexer.q_norm"),
-        output=bind.projection(f"{block}attn_output"),
-        spec=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, dense.head_dim**-0.5),
-        index=GroupIndex(shape.index_heads, shape.index_dim, shape.ratio, shape.num_best, k_norm, inv_freq),
-        place=shape.hybrid.place(number),
     )
 
 

@@ -82,7 +82,7 @@ def bind_normed_heads(
         ops=ops,
         embedding=embedding,
         layers=[
-            (bind_attention(bind, dense, number), feed_forward(bind, f"blk.{number}."))
+            (bind_attention(bind, dense, f"blk.{number}.", number), feed_forward(bind, f"blk.{number}."))
             for number in range(dense.num_layers)
         ],
         output_norm=bind.norm("output_norm"),
@@ -94,9 +94,8 @@ def bind_normed_heads(
     )
 
 
-def bind_attention(bind: Binder, dense: DenseShape, number: int) -> NormedAttention:
-    """The first half of a layer."""
-    block = f"blk.{number}."
+def bind_attention(bind: Binder, dense: DenseShape, block: str, number: int) -> NormedAttention:
+    """The first half of a block such as `blk.0.`; number: of its cache's layers."""
     return NormedAttention(
         norm=bind.norm(f"{block}attn_norm"),
         q=bind.projection(f"{block}attn_q"),

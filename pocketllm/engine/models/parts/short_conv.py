@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pocketllm.engine.backends.api.attention import AttentionSpec
-from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout, Tensor
+from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor
 from pocketllm.engine.models.blocks import (
     DENSE_OPS,
     Binder,
@@ -23,6 +22,7 @@ from pocketllm.engine.models.blocks import (
 from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, short
 from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel, Part, Step
+from pocketllm.engine.models.parts.normed_heads import NormedAttention, bind_attention
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 SHORT_CONV_OPS = DENSE_OPS | {"new_states", "copy_states", "causal_conv", "mul", "silu_mul"}
@@ -110,25 +110,13 @@ class ShortConv:
 
 
 @dataclass(frozen=True)
-class NormedAttention:
-    """Attention with each head of queries and keys normed before it rotates."""
+class Attending:
+    """A layer with attention."""
 
-    norm: Norm
-    q: Projection
-    k: Projection
-    v: Projection
-    q_norm: Norm
-    k_norm: Norm
-    output: Projection
-    spec: AttentionSpec
-    place: int
+    attention: NormedAttention
 
     def add_to(self, x: Tensor, ops: Ops, step: Step) -> Tensor:
-        q, k, v = ops.project(x, self.q, self.k, self.v, norm=self.norm)
-        q = ops.rope(ops.rms_norm(q, self.q_norm), step.angles, self.spec.head_dim, RopeLayout.HALF_SPLIT)
-        k = ops.rope(ops.rms_norm(k, self.k_norm), step.angles, self.spec.head_dim, RopeLayout.HALF_SPLIT)
-        ops.store_kv(step.kv, self.place, k, v, step.batch)
-        return ops.project_add(ops.attention(q, step.kv, self.place, step.batch, self.spec), self.output, x)
+        return self.attention.add_to(x, ops, step.angles, step.batch, step.kv)
 
 
 def bind_short_conv_model(
@@ -164,14 +152,4 @@ def bind_part(bind: Binder, shape: ShortConvShape, number: int) -> Part:
             output=bind.projection(f"{block}shortconv.out_proj"),
             place=shape.place(number),
         )
-    return NormedAttention(
-        norm=bind.norm(f"{block}attn_norm"),
-        q=bind.projection(f"{block}attn_q"),
-        k=bind.projection(f"{block}attn_k"),
-        v=bind.projection(f"{block}attn_v"),
-        q_norm=bind.norm(f"{block}attn_q_norm"),
-        k_norm=bind.norm(f"{block}attn_k_norm"),
-        output=bind.projection(f"{block}attn_output"),
-        spec=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, dense.head_dim**-0.5),
-        place=shape.place(number),
-    )
+    return Attending(bind_attention(bind, dense, block, shape.place(number)))
