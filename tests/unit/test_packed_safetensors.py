@@ -1,6 +1,5 @@
 """Packed weights of safetensors: every code against torch or the tables of the formats, and what is refused."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from pocketllm.engine.weights.huggingface.safetensors import open_safetensors
 from pocketllm.engine.weights.huggingface.sources import Source, read_sources
 from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 from tests.parity.random_blocks import E2M1, e4m3
-
-Array = npt.NDArray[Any]
-DTYPES = {"uint8": "U8", "float32": "F32", "float16": "F16"}
+from tests.tiny_directory import write_safetensors
 
 
 def values_of(source: Source) -> npt.NDArray[np.float32]:
@@ -34,19 +31,10 @@ def codes_of(values: int, *shape: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(values).integers(0, values, shape, dtype=np.uint8)
 
 
-def sources_of(
-    path: Path, tensors: Mapping[str, Array | tuple[str, Array]], said: Quantization | None = None
-) -> dict[str, Source]:
+def sources_of(path: Path, tensors: Mapping[str, Any], said: Quantization | None = None) -> dict[str, Source]:
     """What a file with these tensors is read as; a pair names the element type of bytes."""
-    header, data = {}, b""
-    for name, given_as in tensors.items():
-        kind, values = given_as if isinstance(given_as, tuple) else (DTYPES[given_as.dtype.name], given_as)
-        raw = values.tobytes()
-        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return read_sources([open_safetensors(path / "model.safetensors")], said or Quantization())
+    file = write_safetensors(path / "model.safetensors", tensors)
+    return read_sources([open_safetensors(file)], said or Quantization())
 
 
 def test_every_8_bit_float_is_torchs(tmp_path: Path) -> None:

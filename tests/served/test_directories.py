@@ -1,0 +1,78 @@
+"""A Hugging Face directory through every door: answers are those of the GGUF file that it would be."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pocketllm.cli.main import app
+from tests.served.conftest import load_served
+from tests.tiny import TinyLlama, write_llama
+from tests.tiny_directory import write_directory
+
+SPEC = TinyLlama(seed=21)
+PROMPT = "Once upon a time, in 1984"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A directory, and the file with the same model."""
+    folder = tmp_path_factory.mktemp("pair")
+    return write_directory(folder / "twin", SPEC), write_llama(folder / "twin.gguf", SPEC)
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def both(pair: tuple[Path, Path], ask: Callable[[Path], object]) -> tuple[object, object]:
+    return ask(pair[0]), ask(pair[1])
+
+
+def test_a_server_answers_from_a_directory_as_from_the_file(pair: tuple[Path, Path]) -> None:
+    def ask(path: Path) -> object:
+        served = load_served(path, backend="reference")
+        try:
+            text = served.complete(PROMPT, max_tokens=12, temperature=0, logprobs=2)["choices"][0]
+            said = served.chat("Say more.", max_tokens=12, temperature=0)
+            image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+            refused = served.post("/v1/chat/completions", messages=[{"role": "user", "content": image}])
+            assert refused.status_code == 400
+            assert "has type 'image_url'; only 'text' is supported" in refused.text
+            return text, said["choices"], said["usage"]
+        finally:
+            served.stop()
+            served.engine.close()
+
+    directory, file = both(pair, ask)
+    assert directory == file
+
+
+def test_generate_writes_the_same_from_a_directory_as_from_the_file(pair: tuple[Path, Path]) -> None:
+    def ask(path: Path) -> object:
+        settings = ("--backend", "reference", "--threads", 1, "--max-tokens", 9)
+        document = json.loads(run("generate", PROMPT, "-m", path, *settings, "--json"))
+        return document["text"], document["token_ids"]
+
+    directory, file = both(pair, ask)
+    assert directory == file
+
+
+def test_a_golden_answer_of_a_directory_is_recorded(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def ask(path: Path) -> object:
+        settings = ("--backend", "reference", "--threads", 1, "--record-dir", tmp_path / "records")
+        case = ("--case", "story", "--prompt", PROMPT, "--max-tokens", 6, "--fixtures", tmp_path / path.name)
+        return run("golden", "record", "-m", path, *settings, *case).splitlines()[0]
+
+    directory, file = both(pair, ask)
+    assert directory == file
+    assert (tmp_path / "twin" / "twin" / "story.json.pending").is_file()
+
+
+def test_a_benchmark_of_a_directory_can_be_planned(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    engine = ("-m", pair[0], "--backend", "reference", "--threads", 1)
+    assert "decode" in run("bench", "--arms", "base", "--scenario", "decode", "--plan", *engine)
