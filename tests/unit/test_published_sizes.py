@@ -1,11 +1,13 @@
 """Families over the headers of published models: as many tensors as their files have, and what a token keeps."""
 
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import pytest
 
 from pocketllm.engine.models.contract import SeveralCaches
+from pocketllm.engine.models.families import glm5_next
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.registry import find_family
 from tests.parity.tiny_families import TinyFamily
@@ -83,6 +85,30 @@ MIMO = {
     "attention.sliding_window": 128,
     "attention.sliding_window_pattern": [layer not in MIMO_GLOBAL for layer in range(48)],
 }
+GLM_5_3_FLASH = {
+    "block_count": 46,
+    "nextn_predict_layers": 1,
+    "embedding_length": 4096,
+    "feed_forward_length": 12288,
+    "leading_dense_block_count": 3,
+    "attention.head_count": 64,
+    "attention.head_count_kv": [int(number % 4 == 3) for number in range(45)] + [1],
+    "attention.q_lora_rank": 1536,
+    "attention.kv_lora_rank": 512,
+    "attention.key_length": 512,
+    "attention.value_length": 512,
+    "attention.key_length_mla": 256,
+    "attention.value_length_mla": 256,
+    "attention.indexer.head_count": 32,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": 2048,
+    "kda.head_dim": 128,
+    "expert_count": 288,
+    "expert_used_count": 8,
+    "expert_feed_forward_length": 2048,
+    "swiglu_clamp_exp": [10.0] * 46,
+    "swiglu_clamp_shexp": [10.0] * 46,
+}
 NEXTN_ALONE = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 """A file may leave these two to the model's own embedding and head."""
 
@@ -124,6 +150,22 @@ def test_glm_5_has_the_tensors_of_its_file() -> None:
     trunk, behind = names("glm-dsa", GLM_5)
 
     assert len(trunk) + len([name for name in behind if not name.endswith(NEXTN_ALONE)]) == 1809
+
+
+def test_glm_5_3_flash_has_the_tensors_and_parameters_of_its_file() -> None:
+    """1412 tensors and 320.76 billion parameters, with the layer that predicts a further token, which is like the last
+    with attention but for its streams, beside four tensors of its own."""
+    header = HeaderReader(TinyFamily("glm5-next", keys=GLM_5_3_FLASH).metadata(), "glm5-next")
+    shape = glm5_next.read_shape(header, 154880)
+    needed, optional = glm5_next.tensor_shapes(shape)
+    trunk = {**needed, **optional}
+    behind = {name: sizes for name, sizes in trunk.items() if name.startswith("blk.43.") and ".hc_" not in name}
+    behind |= {"eh_proj": (4096, 8192), **dict.fromkeys(("enorm", "hnorm", "shared_head_norm"), (4096,))}
+    parameters = sum(prod(sizes) for sizes in (*trunk.values(), *behind.values()))
+
+    assert (len(trunk), len(behind)) == (1383, 29)
+    assert sum(shape.has_attention) == 11
+    assert round(parameters / 1e9, 2) == 320.76
 
 
 def test_minimax_m2_has_the_tensors_of_its_file() -> None:
