@@ -237,7 +237,7 @@ def test_shards_of_a_split_directory_are_one_checkpoint(tmp_path: Path) -> None:
     [got] = driver.run([ids], chunks(len(ids), 20))
 
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert len(driver.checkpoint.files) == len(list(folder.glob("*.safetensors"))) + 3
+    assert len(driver.checkpoint.files) == len(list(folder.glob("*.safetensors"))) + 4
     assert nmse(got, logits_of(model, ids)) <= TOLERANCE
 
 

@@ -76,3 +76,14 @@ def test_a_golden_answer_of_a_directory_is_recorded(pair: tuple[Path, Path], tmp
 def test_a_benchmark_of_a_directory_can_be_planned(pair: tuple[Path, Path], tmp_path: Path) -> None:
     engine = ("-m", pair[0], "--backend", "reference", "--threads", 1)
     assert "decode" in run("bench", "--arms", "base", "--scenario", "decode", "--plan", *engine)
+
+
+def test_what_generation_config_calls_an_end_ends_an_answer_too(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "twin", SPEC)
+    settings = ("--backend", "reference", "--threads", 1, "--max-tokens", 9, "--json")
+    before = json.loads(run("generate", PROMPT, "-m", folder, *settings))["token_ids"]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, before[4]]}))
+    after = json.loads(run("generate", PROMPT, "-m", folder, *settings))
+
+    assert after["token_ids"] == before[: before.index(before[4]) + 1]
+    assert after["finish_reason"] == "stop"

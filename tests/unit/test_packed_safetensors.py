@@ -126,6 +126,20 @@ def test_tiles_scaled_by_powers_of_two_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values_of(read), e4m3(codes) * scales.repeat(128, 0)[:200].repeat(128, 1)[:, :192])
 
 
+def test_a_matrix_and_its_scales_may_lie_in_two_shards(tmp_path: Path) -> None:
+    codes, scales = codes_of(127, 6, 64), np.random.default_rng(1).normal(0, 1, (6, 1)).astype(np.float32)
+    files = [
+        open_safetensors(write_safetensors(tmp_path / "1.safetensors", {"a.weight": ("F8_E4M3", codes)})),
+        open_safetensors(write_safetensors(tmp_path / "2.safetensors", {"a.weight_scale": scales})),
+    ]
+    [source] = read_sources(files, Quantization()).values()
+
+    assert source.file is files[0]
+    np.testing.assert_array_equal(values_of(source), e4m3(codes) * scales)
+    with pytest.raises(CheckpointError, match=r"2\.safetensors: tensor 'a\.weight_scale' is in 2\.safetensors already"):
+        read_sources([*files, files[1]], Quantization())
+
+
 CODES = ("F8_E4M3", np.ones((4, 64), np.uint8))
 NIBBLES = np.ones((4, 32), np.uint8)
 SCALES_OF_16 = ("F8_E4M3", np.ones((4, 4), np.uint8))

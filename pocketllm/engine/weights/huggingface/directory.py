@@ -28,7 +28,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MODELOPT = "hf_quant_config.json"
 """Where older files of modelopt say how they are quantized."""
-BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", MODELOPT)
+GENERATION = "generation_config.json"
+BESIDE = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json", MODELOPT)
 """Files that say what the tensors are."""
 
 
@@ -93,7 +94,7 @@ def open_directory(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
     values = read_json(path / "config.json")
     module, mapped = _mapped(Config.of_text(values), values.get("model_type"))
     quantization = read_quantization(_said_of_quantization(path, values))
-    config = Config.of_text(values).values
+    config = {**Config.of_text(values).values, "eos_token_id": _ends(path, Config.of_text(values))}
     metadata = {
         "general.architecture": module.ARCHITECTURE,
         "general.name": path.resolve().name,
@@ -111,6 +112,15 @@ def open_directory(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
         for file in opened:
             file.close()
         raise
+
+
+def _ends(path: Path, config: Config) -> list[int]:
+    """Tokens that end an answer: config.json's, then those that only generation_config.json names."""
+    said = [config.values.get("eos_token_id")]
+    if (path / GENERATION).is_file():
+        said.append(read_json(path / GENERATION).get("eos_token_id"))
+    ends = [end for one in said for end in (one if isinstance(one, list) else [one]) if isinstance(end, int)]
+    return list(dict.fromkeys(ends))
 
 
 def _beside(path: Path) -> tuple[Path, ...]:
