@@ -18,7 +18,7 @@ from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.recurrent_oracle import SPECS
 from tests.parity.test_expert_families import bias_weighs
 from tests.parity.test_families import Mistaken, norm_plus_one, other_layout, with_routing, without_bias
-from tests.parity.tiny_families import TinyFamily, decoded, write_family
+from tests.parity.tiny_families import TinyFamily, decoded, weights, write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
@@ -37,7 +37,7 @@ def test_other_heads_taps_and_layers_agree_with_transformers(name: str, tmp_path
 @pytest.mark.parametrize("quant_type", ["Q8_0", "MXFP4"])
 @pytest.mark.parametrize(
     "architecture",
-    ["qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp", "deepseek4"],
+    ["qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2", "lfm2moe", "gemma4", "qwen4exp", "deepseek4", "glm5-next"],
 )
 def test_packed_matrices_whole_or_in_rows_compute_what_they_stand_for(
     architecture: str, quant_type: str, tmp_path: Path
@@ -52,6 +52,33 @@ def test_packed_matrices_whole_or_in_rows_compute_what_they_stand_for(
 
     assert decoded(spec)
     assert np.array_equal(packed, plain)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("qwen35moe", {}),
+        ("qwen3next", {}),
+        ("deepseek2", {"attention.head_count": 1}),
+        ("qwen3moe", {"expert_count": 1}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_file_that_leaves_out_leading_ones_of_its_shapes_is_the_same_model(
+    architecture: str, keys: dict[str, int], tmp_path: Path
+) -> None:
+    """As llama.cpp's tools write them: a shared expert's gate is a row there, not a matrix of one."""
+    spec = TinyFamily(architecture, 63, keys | ({"expert_used_count": 1} if "expert_count" in keys else {}))
+    short = {name: values.reshape([n for n in values.shape if n > 1]) for name, values in weights(spec).items()}
+    shorter = {name: values for name, values in short.items() if values.ndim < weights(spec)[name].ndim}
+    ids = list(range(30, 42))
+    [whole], [cut] = (
+        Driver(write_family(tmp_path / name, one)).run([ids], chunks(12, 12))
+        for name, one in (("whole", spec), ("cut", replace(spec, tensors=shorter)))
+    )
+
+    assert shorter
+    assert np.array_equal(whole, cut)
 
 
 # -- mistakes: what each of them changes is outside the tolerance ----------------------------------------------------

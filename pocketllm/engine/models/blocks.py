@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Weight
 from pocketllm.engine.models.contract import Checkpoint, KVSpec
-from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
+from pocketllm.engine.models.header import HeaderReader, filled, is_list, misfit, short, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, read_rope
 
 Shapes = dict[str, tuple[int, ...]]
@@ -268,7 +268,7 @@ class Binder:
     def matrix(self, name: str) -> Weight:
         """A matrix by its full name."""
         tensor = self.checkpoint.tensors[name]
-        return self.ops.load_matrix(self.checkpoint.data(name), tensor.quant_type, tensor.shape)
+        return self.ops.load_matrix(self.checkpoint.data(name), tensor.quant_type, filled(tensor.shape, 2))
 
     def vector(self, name: str) -> Tensor:
         """A small tensor by its full name."""
@@ -294,7 +294,7 @@ class Binder:
         values = np.ascontiguousarray(self.checkpoint.values(f"{block}ffn_gate_inp.weight"))
         bias = f"{block}ffn_gate_inp.bias"
         return Projection(
-            self.ops.load_matrix(values.view(np.uint8).reshape(-1), "F32", tensor.shape),
+            self.ops.load_matrix(values.view(np.uint8).reshape(-1), "F32", filled(tensor.shape, 2)),
             self.vector(bias) if bias in self.checkpoint.tensors else None,
         )
 
@@ -304,12 +304,11 @@ class Binder:
         A row is packed by itself in every encoding, so that nothing is decoded.
         """
         tensor = self.checkpoint.tensors[f"{name}.weight"]
-        packed = self.checkpoint.data(f"{name}.weight").reshape(tensor.shape[0], -1)
+        num_rows, width = filled(tensor.shape, 2)
+        packed = self.checkpoint.data(f"{name}.weight").reshape(num_rows, -1)
         return tuple(
             Projection(
-                self.ops.load_matrix(
-                    packed[part.reshape(-1)].reshape(-1), tensor.quant_type, (part.size, tensor.shape[1])
-                )
+                self.ops.load_matrix(packed[part.reshape(-1)].reshape(-1), tensor.quant_type, (part.size, width))
             )
             for part in parts
         )
@@ -321,7 +320,8 @@ class Binder:
     def experts(self, name: str) -> Weight:
         """Matrices of all experts by their name without `.weight`."""
         tensor = self.checkpoint.tensors[f"{name}.weight"]
-        return self.ops.load_experts(self.checkpoint.data(f"{name}.weight"), tensor.quant_type, tensor.shape)
+        data = self.checkpoint.data(f"{name}.weight")
+        return self.ops.load_experts(data, tensor.quant_type, filled(tensor.shape, 3))
 
     def swiglu(self, block: str) -> "SwiGLU":
         """The feed-forward of a block such as `blk.0.`."""

@@ -157,6 +157,15 @@ def nextn_tensors(checkpoint: Header) -> frozenset[str]:
     return frozenset(name for name, number in numbers.items() if number.isdecimal() and int(number) >= first)
 
 
+def filled(shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    """A shape with as many axes: llama.cpp's tools leave leading ones out when they write a tensor.
+
+    >>> filled((64,), 2), filled((3, 4), 2)
+    ((1, 64), (3, 4))
+    """
+    return (1,) * (rank - len(shape)) + tuple(shape)
+
+
 def misfit(checkpoint: Header, needed: Mapping[str, Sequence[int]], optional: Mapping[str, Sequence[int]]) -> list[str]:
     """Reasons for tensors that are missing, of another shape, or not known to the family.
 
@@ -171,7 +180,7 @@ def misfit(checkpoint: Header, needed: Mapping[str, Sequence[int]], optional: Ma
     wrong = [
         f"tensor {name} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}"
         for name, shape in known.items()
-        if name in tensors and tuple(tensors[name].shape) != tuple(shape)
+        if name in tensors and filled(tensors[name].shape, len(shape)) != tuple(shape)
     ]
     reasons = [
         *listed("missing tensors", missing),
