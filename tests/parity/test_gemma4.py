@@ -17,7 +17,7 @@ from pocketllm.engine.models.registry import find_family
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.gemma4_oracle import SPECS
 from tests.parity.test_families import Mistaken, erf_gelu, norm_plus_one, other_layout, unscaled, with_attention
-from tests.parity.tiny_families import weights, write_family
+from tests.parity.tiny_families import decoded, weights, write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOLERANCE = 1e-9
@@ -112,6 +112,20 @@ def test_experts_whose_halves_are_two_tensors_are_the_same(tmp_path: Path) -> No
     path = write_family(tmp_path / "tiny.gguf", replace(spec, tensors={**spec.tensors, **halves}))
 
     assert of_mixture(Driver(path)) <= TOLERANCE
+
+
+def test_packed_halves_of_one_tensor_compute_what_they_stand_for(tmp_path: Path) -> None:
+    own = SPECS[MIXTURE]
+    packed = replace(own, keys={**own.keys, "expert_feed_forward_length": 64}, quant_type="Q8_0")
+    plain = replace(packed, quant_type="F32", tensors={**own.tensors, **decoded(packed)})
+    ids = np.random.RandomState(7).randint(0, 512, 20).tolist()
+    [got], [expected] = (
+        Driver(write_family(tmp_path / name, spec)).run([ids], chunks(20, 20))
+        for name, spec in (("packed", packed), ("plain", plain))
+    )
+
+    assert any("gate_up" in name for name in decoded(packed))
+    assert np.array_equal(got, expected)
 
 
 def routed_by_what_experts_read(right: Op, x: Any, routed_by: Any, experts: Any) -> Any:
