@@ -239,3 +239,24 @@ def test_whole_numbers_are_read_only_where_a_family_says_so(tmp_path: Path) -> N
     assert any(
         "cannot decode quant type I32 (1 tensors, such as blk.0.attn_q_a.weight)" in r for r in refused.value.reasons
     )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "op"),
+    [
+        ("glm5-next", {}, "kimi_delta"),
+        ("glm5-next", {}, "select_pools"),
+        ("gemma4", {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}, "scaled_mixture"),
+    ],
+)
+def test_a_backend_without_an_operation_is_refused_by_its_name_before_a_weight_is_read(
+    architecture: str, keys: dict[str, Any], op: str, tmp_path: Path
+) -> None:
+    path = write_family(tmp_path / "x.gguf", TinyFamily(architecture, keys=keys))
+    with open_checkpoint(path) as checkpoint:
+        family = find_family(architecture)
+        capability = replace(CAPABILITY, ops=family.capability.ops_of(checkpoint.metadata) - {op})
+        with pytest.raises(UnsupportedFeatureError) as refused:
+            make_plan(EngineOptions(model="x"), family, capability, checkpoint)
+
+    assert refused.value.reasons == (f"backend {CAPABILITY.name} has no op {op}, which family {architecture} needs",)
