@@ -9,7 +9,7 @@ from typing import Any
 from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api.attention import Int32Array
 from pocketllm.engine.backends.api.backend import Backend
-from pocketllm.engine.backends.api.drawing import Drawer
+from pocketllm.engine.backends.api.drawing import Drawer, drawer_of
 from pocketllm.engine.backends.api.ops import Ops, Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
@@ -67,7 +67,7 @@ class Engine:
                 ops.copy_blocks(some, sources, targets)
 
         # ends of prompts are kept with their logits, which only the host can
-        drawer = None if limits.keeps_prompt_ends else self.backend.drawer
+        drawer = None if limits.keeps_prompt_ends else drawer_of(forward)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         if drawer is not None:
             runner.draw_by(drawer, partial(logits_on_device, self.model, ops, drawer), ops.to_numpy)

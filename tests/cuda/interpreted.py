@@ -163,7 +163,7 @@ def steps() -> None:
 def draws() -> None:
     """Tokens drawn where their logits are, as the host draws them."""
     for vocab in (50, 5000):
-        check_draws(CUDA.drawer, RANDOM, torch.from_numpy, vocab)
+        check_draws(CUDA.capture(lambda batch: batch, 1).drawer, RANDOM, torch.from_numpy, vocab)
 
 
 def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:

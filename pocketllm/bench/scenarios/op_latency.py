@@ -73,7 +73,7 @@ class OpMeter:
         """Steps of the real loop over a model that answers at once."""
         from pocketllm.engine.lifecycle.null_model import step_costs_s
 
-        is_drawn = self.engine.backend.drawer is not None
+        is_drawn = self.engine.backend.capability.max_steps_in_flight > 1
         costs_s = step_costs_s(self.engine.tokenizer, width, LIFECYCLE_STEPS, is_drawn=is_drawn)
         start = time.perf_counter_ns()
         ends = [start + round(1e9 * sum(costs_s[: index + 1])) for index in range(len(costs_s))]

@@ -17,7 +17,7 @@ class ForwardBatch:
     """
 
     input_ids: Int32Array
-    """[tokens]; where the backend has a `Drawer`, one may stand for a token that is still being drawn."""
+    """[tokens]; one may stand for a token that is still being drawn, see `drawing.Drawer`."""
     positions: Int32Array
     """[tokens] position of each token in its own sequence."""
     query_start_loc: Int32Array
@@ -32,6 +32,10 @@ class ForwardBatch:
     """[rows] which tokens' logits are wanted."""
     state_slots: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
     """[sequences] where each sequence's recurrent state is kept; empty when the model has none."""
+    window_table: Int32Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    """As block_table, of caches in windows; in place of a block that no window shows any more stands any of its own."""
+    window_slots: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """As slot_mapping, of caches in windows. Both are empty when the model has none."""
 
     @property
     def num_tokens(self) -> int:

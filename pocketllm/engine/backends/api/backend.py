@@ -5,7 +5,6 @@ from typing import Protocol
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.backends.api.device import DeviceFacts
-from pocketllm.engine.backends.api.drawing import Drawer
 from pocketllm.engine.backends.api.ops import Ops
 
 
@@ -15,8 +14,6 @@ class Backend:
 
     capability: BackendCapability
     ops: Ops
-    drawer: Drawer | None = None
-    """Draws tokens where their logits are; None: the host draws them."""
 
 
 class DeviceModule(Protocol):

@@ -1,12 +1,13 @@
 """How tokens are drawn where their logits are: what the host says of each row, and what comes back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import Tensor
 
 NOT_FINITE, FORBIDDEN = -1, -2
@@ -74,7 +75,7 @@ class PendingDraws(Protocol):
 
 
 class Drawer(Protocol):
-    """A backend's part of sampling. Calls do not wait for the device.
+    """A backend's part of sampling, for the steps of one captured forward. Calls do not wait for the device.
 
     A batch that is launched later may have `-1 - row` among its input ids: the token that was last drawn for that row.
     """
@@ -84,3 +85,9 @@ class Drawer(Protocol):
 
     def capped(self, logits: Tensor, cap: float) -> Tensor:
         """cap · tanh(logits / cap)."""
+
+
+def drawer_of(captured: Callable[[ForwardBatch], Tensor]) -> Drawer | None:
+    """What draws from the logits of a forward that `Ops.capture` returned, its attribute `drawer`; None: the host."""
+    drawer: Drawer | None = getattr(captured, "drawer", None)
+    return drawer

@@ -86,8 +86,7 @@ def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
     from pocketllm.engine.backends.cuda.ops import CudaOps
 
     capability = declare(facts, options)
-    ops = CudaOps(capability.kv_dtype)
-    return Backend(capability, cast(Ops, ops), ops.drawer)
+    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)))
 
 
 def installed(package: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.drawing import Drawer
 from pocketllm.engine.backends.cuda.batch import (
     TILE_QUERIES,
     DeviceBatch,
@@ -88,8 +89,16 @@ class StepGraph:
 class Captured:
     """A forward that replays the steps that fit the ladder and runs others one operation after another."""
 
-    def __init__(self, forward: Forward, device: torch.device, max_tokens: int, on_capture: Callable[[], None]) -> None:
-        """on_capture: called when a step has been captured."""
+    def __init__(
+        self,
+        forward: Forward,
+        drawer: Drawer,
+        device: torch.device,
+        max_tokens: int,
+        on_capture: Callable[[], None],
+    ) -> None:
+        """drawer: whose tokens the steps take; on_capture: called when a step has been captured."""
+        self.drawer = drawer
         self._forward = forward
         self._on_capture = on_capture
         self._device = device

@@ -43,7 +43,6 @@ class CudaOps:
         # an engine that is let go takes its cache and graphs with it
         self._captured: WeakSet[Captured] = WeakSet()
         self._num_graphs = 0
-        self.drawer = CudaDrawer(self._device, self._count_graph)
         self._is_decode = False
         """Whether a captured step of nothing but single tokens is being run: then some things are put off."""
         self._new: tuple[PagedCache, int, New, DeviceBatch] | None = None
@@ -185,10 +184,11 @@ class CudaOps:
             torch.cuda.synchronize(self._device)
 
     def capture(self, forward: Callable[[ForwardBatch], Any], max_tokens: int) -> Captured:
-        """Steps become CUDA graphs when their size is first seen."""
+        """Steps become CUDA graphs when their size is first seen; they take tokens from a drawer of their own."""
+        drawer = CudaDrawer(self._device, self._count_graph)
 
         def step(batch: DeviceBatch) -> Tensor:
-            self.drawer.resolve(batch.input_ids)
+            drawer.resolve(batch.input_ids)
             self._is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
             self._products.is_prompt = not self._is_decode
             try:
@@ -198,7 +198,7 @@ class CudaOps:
                 self._is_decode = self._products.is_prompt = False
             return result
 
-        captured = Captured(step, self._device, max_tokens, self._count_graph)
+        captured = Captured(step, drawer, self._device, max_tokens, self._count_graph)
         self._captured.add(captured)
         return captured
 
