@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pocketllm.engine.backends.cpu import library
@@ -46,6 +48,19 @@ def cpu_ops(threads: int = 1, **settings: Any) -> Any:
     from pocketllm.engine.backends.cpu.ops import CpuOps
 
     return CpuOps(threads, **settings)
+
+
+def poison_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have results of operations begin as NaN, so that a value that is not written is seen."""
+    # imported first: a module that takes the class by its name must not keep the one of this test
+    import_module("pocketllm.engine.backends.cpu.ops")
+    from pocketllm.engine.backends.cpu.operations import recorder
+
+    class Poisoned(recorder.Result):
+        def __init__(self, *_: Any) -> None:
+            self.fill(np.nan)
+
+    monkeypatch.setattr(recorder, "Result", Poisoned)
 
 
 @contextmanager

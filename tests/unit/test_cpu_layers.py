@@ -23,7 +23,7 @@ from pocketllm.engine.backends.api.ops import (
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference.ops import ReferenceOps
-from tests.native import cpu_ops, usable_isas
+from tests.native import cpu_ops, poison_results, usable_isas
 from tests.unit.test_ops import normal, one_sequence
 
 Array = npt.NDArray[np.float32]
@@ -48,14 +48,7 @@ def reference() -> ReferenceOps:
 
 @pytest.fixture(autouse=True)
 def outputs_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a value that is not written is seen."""
-    from pocketllm.engine.backends.cpu.operations import recorder
-
-    class Poisoned(recorder.Result):
-        def __init__(self, *_: Any) -> None:
-            self.fill(np.nan)
-
-    monkeypatch.setattr(recorder, "Result", Poisoned)
+    poison_results(monkeypatch)
 
 
 def plain(x: Array) -> Array:
@@ -114,8 +107,9 @@ def load_q8_experts(ops: Any, matrix: Array) -> Any:
 def test_a_mixture_agrees(ops: Any, reference: ReferenceOps, routing: Routing, tokens: int) -> None:
     x = normal(tokens, WIDTH, seed=9)
     expected = reference.mixture(torch.from_numpy(x), mixture_of(reference, torch.from_numpy, routing))
+    size = expected.abs().max()  # sums of large values cancel: single ones may be as far off as those are
 
-    assert close(ops.mixture(x, mixture_of(ops, plain, routing)), expected, 2e-4)
+    assert close(ops.mixture(x, mixture_of(ops, plain, routing)) / size.numpy(), expected / size)
 
 
 @pytest.mark.parametrize("tokens", [1, 30])

@@ -15,7 +15,7 @@ from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, RopeLayout
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.errors import OptionError
-from tests.native import cpu_ops, usable_isas
+from tests.native import cpu_ops, poison_results, usable_isas
 from tests.unit.test_ops import GEOMETRY, WINDOWED, normal, one_sequence, plain_attention
 
 Array = npt.NDArray[np.float32]
@@ -41,14 +41,7 @@ def reference() -> ReferenceOps:
 
 @pytest.fixture(autouse=True)
 def outputs_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a value that is not written is seen."""
-    from pocketllm.engine.backends.cpu.operations import recorder
-
-    class Poisoned(recorder.Result):
-        def __init__(self, *_: Any) -> None:
-            self.fill(np.nan)
-
-    monkeypatch.setattr(recorder, "Result", Poisoned)
+    poison_results(monkeypatch)
 
 
 def load(ops: Ops, matrix: Array) -> Any:

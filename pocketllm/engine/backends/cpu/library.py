@@ -17,7 +17,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import MachineError, OptionError, PocketLLMError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
-ABI_VERSION = 2
+ABI_VERSION = 3
 """kAbiVersion in native/runtime/abi.h."""
 NOTE = "native_build.txt"
 """What came of the build, beside the library."""
@@ -75,6 +75,56 @@ class MixturePlan(ctypes.Structure):
         *((name, c_int32) for name in ("num_groups", "num_groups_used", "best_of_group")),
         *((name, c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
         *((name, c_float) for name in ("slope", "limit")),
+        ("routes", c_void_p),
+        ("num_routes", c_int32),
+        ("expert_scale", c_void_p),
+    )
+
+
+class Rotation(ctypes.Structure):
+    """native/kernels.h, `Rotation`."""
+
+    _fields_ = tuple((name, c_int32) for name in ("head_dim", "first", "pairs", "half_split", "inverse"))
+
+
+class IndexPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `IndexPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "dim", "num_best", "ratio", "expand")),
+        *((name, c_void_p) for name in ("norm", "inv_freq")),
+        ("pairs", c_int32),
+        ("eps", c_float),
+    )
+
+
+class CompressPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `CompressPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("ratio", "dim", "overlaps", "pairs")),
+        ("eps", c_float),
+        *((name, c_void_p) for name in ("position", "norm", "inv_freq")),
+    )
+
+
+class WindowPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `WindowPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "dim", "window")),
+        ("scale", c_float),
+        ("sinks", c_void_p),
+    )
+
+
+class NGramPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `NGramPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("length", "heads_per_length")),
+        ("end_token", c_int64),
+        *((name, c_void_p) for name in ("multipliers", "sizes", "offsets")),
     )
 
 
@@ -94,6 +144,16 @@ class DeltaPlan(ctypes.Structure):
     )
 
 
+class KimiPlan(ctypes.Structure):
+    """native/runtime/phases/phases.h, `KimiPlan`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "dim", "is_bounded")),
+        *((name, c_float) for name in ("lower_bound", "eps")),
+        *((name, c_void_p) for name in ("rate", "time_bias")),
+    )
+
+
 class StreamsPlan(ctypes.Structure):
     """native/runtime/phases/phases.h, `StreamsPlan`."""
 
@@ -101,6 +161,7 @@ class StreamsPlan(ctypes.Structure):
         *((name, c_int32) for name in ("num_streams", "iterations")),
         *((name, c_float) for name in ("eps", "clamp")),
         *((name, c_void_p) for name in ("scale", "base")),
+        ("is_soft", c_int32),
     )
 
 
@@ -109,26 +170,41 @@ PHASES = {
     "rms_norm": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_float, c_void_p),
     "project": (c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_float, c_int32, c_int32, POINTER(ProjectionPlan)),
     "angles": (c_void_p, c_int32, c_float, c_void_p),
-    "rope": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p),
+    "rope": (c_void_p, c_int32, c_void_p, POINTER(Rotation), c_void_p),
     "store_kv": (c_void_p, c_int32, c_void_p, c_void_p),
-    "attend": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_void_p),
+    "attend": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_void_p, c_int32, c_void_p),
     "elementwise": (c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p),
     "take": (c_void_p, c_int32, c_void_p),
     "mixture": (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(MixturePlan), c_void_p),
     "project_heads": (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p),
     "store_latent": (c_void_p, c_int32, c_void_p, c_int32, c_void_p),
-    "attend_latent": (c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_int32, c_void_p, c_void_p),
+    "attend_latent": (
+        *(c_void_p, c_int32, POINTER(AttentionPlan), c_void_p, c_int32),
+        *(c_void_p, c_void_p, c_int32, c_void_p),
+    ),
+    "select": (c_void_p, c_int32, POINTER(IndexPlan), c_void_p, c_void_p, c_void_p),
+    "compress": (c_void_p, c_int32, POINTER(CompressPlan), c_void_p, c_int32, c_void_p, POINTER(StatePlan)),
+    "window_attend": (
+        *(c_void_p, c_int32, POINTER(WindowPlan), c_void_p, c_void_p),
+        *(POINTER(StatePlan), c_void_p, c_int32, c_void_p),
+    ),
+    "ngram_embed": (c_void_p, POINTER(NGramPlan), POINTER(StatePlan), c_void_p),
+    "limited_mul": (c_int32, c_void_p, c_int32, c_void_p, c_float, c_void_p),
+    "mul_each": (c_int32, c_void_p, c_int32, c_void_p, c_void_p),
     "columns": (c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p),
     "layer_norm": (c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_float, c_void_p),
     "scale": (c_int32, c_void_p, c_int32, c_float, c_void_p),
     "gate_rows": (c_void_p, c_int32, c_void_p, c_void_p),
     "hadamard": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p),
-    "causal_conv": (c_void_p, c_int32, c_void_p, c_int32, c_int32, POINTER(StatePlan), c_void_p),
+    "causal_conv": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, POINTER(StatePlan), c_void_p),
     "gated_delta": (c_void_p, c_int32, c_void_p, c_void_p, POINTER(DeltaPlan), POINTER(StatePlan), c_void_p),
+    "kimi_delta": (*(c_void_p,) * 5, POINTER(KimiPlan), POINTER(StatePlan), c_void_p),
     "open_streams": (c_void_p, c_int32, c_int32, c_void_p),
-    "read_streams": (c_void_p, c_int32, c_void_p, POINTER(StreamsPlan), c_void_p, c_void_p),
+    "read_streams": (c_int32, c_void_p, c_int32, c_void_p, POINTER(StreamsPlan), c_void_p, c_void_p),
     "write_streams": (c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_void_p),
-    "mean_streams": (c_void_p, c_int32, c_int32, c_void_p),
+    "mean_streams": (c_int32, c_void_p, c_int32, c_int32, c_void_p),
+    "gated_streams": (c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_void_p),
+    "gate_streams": (c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_void_p),
 }
 """Functions that append to a program, with their arguments after it."""
 
@@ -145,6 +221,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "profile_read": (c_char_p, (c_void_p, c_int32, POINTER(c_double))),
     "kv_new": (c_void_p, (c_int32,) * 7),
     "latent_new": (c_void_p, (c_int32,) * 5),
+    "compressed_new": (c_void_p, (c_int32,) * 6),
     "kv_free": (None, (c_void_p,)),
     "kv_data": (c_void_p, (c_void_p, POINTER(c_int64))),
     "program_new": (c_void_p, (c_void_p, c_int32)),

@@ -6,17 +6,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, Int32Array
 from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.cpu import profile
-from pocketllm.engine.backends.cpu.caches import KV_DTYPES, KVCache
-from pocketllm.engine.backends.cpu.library import AttentionPlan, Engine, Program, usable_isas
+from pocketllm.engine.backends.cpu.caches import KV_DTYPES, KVCache, PagedCache
+from pocketllm.engine.backends.cpu.library import AttentionPlan, Engine, Program, Rotation, usable_isas
 from pocketllm.engine.backends.cpu.matrices import Matrix
+from pocketllm.engine.backends.cpu.operations.compressed import CompressedOps
 from pocketllm.engine.backends.cpu.operations.latent import LatentOps
 from pocketllm.engine.backends.cpu.operations.mixture import MixtureOps
 from pocketllm.engine.backends.cpu.operations.recorder import Result, batch_of, rows_of, width_of
 from pocketllm.engine.backends.cpu.operations.recurrent import RecurrentOps
+from pocketllm.engine.backends.cpu.operations.selection import SelectionOps, selection_arguments
 from pocketllm.engine.backends.cpu.operations.streams import StreamOps
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, SYMBOLIC, Captured, Command, Float32Array, pointer
 from pocketllm.errors import OptionError
@@ -34,7 +36,7 @@ def numerics_version(isa: str, activation_dtype: str, kv_dtype: str) -> str:
     return f"cpu-{NUMERICS}-{arithmetic}-{activation_dtype}-{kv_dtype}"
 
 
-class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
+class CpuOps(MixtureOps, LatentOps, SelectionOps, CompressedOps, RecurrentOps, StreamOps):
     """Every operation on the CPU. Tensors are float32 arrays, or values of a program while one is captured."""
 
     def __init__(
@@ -101,10 +103,16 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
         return self.compute(append, (), (2 * len(inv_freq),), batch_of(input_ids=positions, positions=positions))[0]
 
     def rope(self, x: Any, angles: Any, head_dim: int, layout: RopeLayout) -> Any:
+        how = Rotation(head_dim, 0, width_of(angles) // 2, layout is RopeLayout.HALF_SPLIT, False)
+        return self._turn(x, angles, how)
+
+    def rope_last(self, x: Any, angles: Any, head_dim: int, inverse: bool = False) -> Any:
+        pairs = width_of(angles) // 2
+        return self._turn(x, angles, Rotation(head_dim, head_dim - 2 * pairs, pairs, False, inverse))
+
+    def _turn(self, x: Any, angles: Any, how: Rotation) -> Any:
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            is_split = layout is RopeLayout.HALF_SPLIT
-            arguments = (width_of(angles) // 2, head_dim, is_split, outputs[0])
-            program.append("rope", inputs[0], width_of(x), inputs[1], *arguments)
+            program.append("rope", inputs[0], width_of(x), inputs[1], how, outputs[0])
 
         return self.compute(append, (x, angles), (width_of(x),), in_place=((0, 0),))[0]
 
@@ -118,13 +126,25 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
     def attention(self, q: Any, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Any:
         return self._attention(q, None, cache, layer, batch, spec)
 
+    def selected_attention(
+        self, q: Any, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec, selection: Any
+    ) -> Any:
+        return self._attention(q, None, cache, layer, batch, spec, selection)
+
     def sink_attention(
         self, q: Any, sinks: Float32Array, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Any:
         return self._attention(q, sinks, cache, layer, batch, spec)
 
     def _attention(
-        self, q: Any, sinks: Float32Array | None, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
+        self,
+        q: Any,
+        sinks: Float32Array | None,
+        cache: KVCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
+        selection: Any = None,
     ) -> Any:
         assert width_of(q) == spec.num_heads * cache.key_dim, (width_of(q), spec)
         assert sinks is None or sinks.shape == (spec.num_heads,), spec
@@ -132,12 +152,20 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
         plan.sinks_kept = sinks  # whoever borrows the address holds the plan
 
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            program.append("attend", cache.address, layer, plan, inputs[0], outputs[0])
+            picked = selection_arguments(selection, inputs[1:])
+            program.append("attend", cache.address, layer, plan, inputs[0], *picked, outputs[0])
 
-        return self.compute(append, (q,), (spec.num_heads * cache.value_dim,), batch)[0]
+        inputs = (q,) if selection is None else (q, selection)
+        return self.compute(append, inputs, (spec.num_heads * cache.value_dim,), batch)[0]
 
     def silu_mul(self, gate: Any, up: Any) -> Any:
         return self._elementwise(SILU_MUL, gate, up)
+
+    def limited_silu_mul(self, gate: Any, up: Any, limit: float) -> Any:
+        def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            program.append("limited_mul", rows_of(gate), inputs[0], width_of(gate), inputs[1], limit, outputs[0])
+
+        return self.compute(append, (gate, up), (width_of(gate),), in_place=((0, 0), (0, 1)))[0]
 
     def gelu_mul(self, gate: Any, up: Any) -> Any:
         return self._elementwise(GELU_MUL, gate, up)
@@ -159,7 +187,14 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
         return self.compute(append, (x,), (width_of(x),), in_place=((0, 0),))[0]
 
     def mul(self, x: Any, y: Any) -> Any:
-        return self._elementwise(MUL, x, y)
+        if not (isinstance(y, np.ndarray) and y.ndim == 1):
+            return self._elementwise(MUL, x, y)
+
+        def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            program.append("mul_each", rows_of(x), inputs[0], width_of(x), pointer(y), outputs[0])
+
+        assert len(y) == width_of(x), (len(y), width_of(x))
+        return self.compute(append, (x,), (width_of(x),), in_place=((0, 0),))[0]
 
     def hadamard(self, x: Any, rotation: Hadamard, inverse: bool = False) -> Any:
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -190,6 +225,11 @@ class CpuOps(MixtureOps, LatentOps, RecurrentOps, StreamOps):
             program.append("columns", rows_of(x), inputs[0], width_of(x), first, last - first, outputs[0])
 
         return self.compute(append, (x,), (last - first,))[0]
+
+    def copy_blocks(self, cache: PagedCache, sources: Int32Array, targets: Int32Array) -> None:
+        blocks = cache.blocks()
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            blocks[target] = blocks[source]
 
     def to_numpy(self, x: Float32Array) -> npt.NDArray[np.float32]:
         """A copy; of rows that have just been computed and that nobody else was given, the rows themselves."""

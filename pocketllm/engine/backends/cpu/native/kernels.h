@@ -63,6 +63,8 @@ struct AttentionRows {
     int32_t kv_head, group, first_row, last_row, num_tokens, seq_len, window;  // window 0: all
     float scale, softcap;                                                   // softcap 0: none
     const float* sinks;  // a score more for each head of the group, without a value; or null
+    // [seq_len] which of the cache's keys are meant, ascending, for the rows of one token, that sees all; or null
+    const int32_t* picked;
     const float* q;  // of token 0 and the group's first head: the first q_dim dimensions
     int64_t ld_q;
     const float* q_rest;  // the others, or null
@@ -83,14 +85,28 @@ constexpr int64_t attention_scratch_floats(int key_dim, int value_dim) {
            int64_t(kAttentionTile) * (key_dim + value_dim + 2);
 }
 
+// How values of a head turn: 2 · pairs of them from `first` on, neighbors together or half with half.
+struct Rotation {
+    int32_t head_dim, first, pairs, half_split, inverse;
+};
+
+// One token's index queries [heads][padded_lanes(dim)] and keys [count][padded_lanes(dim)], zeros behind each.
+struct IndexRows {
+    const float* q;
+    const float* weights;  // [heads]; null: one each
+    const float* keys;
+    int heads, dim, count;
+};
+
 // -- recurrent layers -------------------------------------------------------------------------------------------------
-// Channels [first, last) of one sequence's tokens, rows of `channels` floats: out = Σ kernel[tap] · x[token - taps + 1 +
-// tap]. The taps - 1 rows before are the state's, or zeros where the sequence begins; they are left updated.
+// Channels [first, last) of one sequence's tokens, rows of `channels` floats: out = Σ kernel[tap] · x[token - (taps - 1 -
+// tap) · dilation]. The (taps - 1) · dilation rows before are the state's, or zeros where the sequence begins; they are
+// left updated.
 struct ConvRows {
     const float *x, *kernel;  // kernel: [taps][channels]
-    float *state, *out;       // state: [taps - 1][channels]
+    float *state, *out;       // state: [(taps - 1) · dilation][channels]
     int64_t channels;
-    int first, last, taps, tokens;
+    int first, last, taps, dilation, tokens;
     bool begins, silu;
 };
 
@@ -101,6 +117,7 @@ struct DeltaRows {
     int64_t ld;
     const float* gates;  // of token 0 and the head: what the state is multiplied by, and the weight of what is new
     int64_t ld_gates;    // in pairs
+    const float* decays;  // of token 0 and the head [key_dim], and of the next ld further: instead of one; or null
     float* state;
     float* out;
     int64_t ld_out;
@@ -144,18 +161,23 @@ struct Kernels {
     void (*gelu_mul)(const float* gate, const float* up, int64_t n, float* out);
     // g · sigmoid(slope · g) · (u + 1), g = min(gate, limit), u = up within ±limit
     void (*bounded_mul)(const float* gate, const float* up, int64_t n, float slope, float limit, float* out);
+    // silu(min(gate, limit)) · up within ±limit
+    void (*limited_mul)(const float* gate, const float* up, int64_t n, float limit, float* out);
     void (*sigmoid_mul)(const float* gate, const float* x, int64_t n, float* out);
     void (*mul)(const float* x, const float* y, int64_t n, float* out);
     // Sums and differences of halves of each run of `block` (a power of two) values, log2(block) times, / sqrt(block);
     // by signs [n] before, or after where `inverse`. out may not be x.
     void (*hadamard)(const float* x, const float* signs, int64_t n, int block, bool inverse, float* out);
-    // One token: turn the leading 2 · pairs values of each head; neighbors together, or half with half. out may be x.
-    void (*rope)(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs,
-                 bool half_split, float* out);
+    // One token: turn some values of each head. cos, sin: [pairs]; out may be x.
+    void (*rope)(const float* x, int heads, const Rotation& how, const float* cos, const float* sin, float* out);
 
     // -- attention (attention/) ---------------------------------------------------------------------------------------
     // One token's keys and values [kv_heads * dim] of one layer into the cache's slot; of latents the row as v.
     void (*store_kv)(const KvLayout& cache, uint8_t* layer, int64_t slot, const float* k, const float* v);
+    // A row of a cache of latents as floats [key_dim].
+    void (*load_latent)(const KvLayout& cache, const uint8_t* layer, int64_t slot, float* out);
+    // Σ over heads of weight · max(q · key, 0), for each key: [count].
+    void (*index_scores)(const IndexRows& rows, float* out);
     // Some query rows of one key head over tiles [first_tile, last_tile) of its keys, to `out` or to `partials`.
     void (*attend)(const AttentionRows& rows, int first_tile, int last_tile, float* partials, float* scratch);
     // The partials of tiles, in order, to `out`.

@@ -8,6 +8,7 @@ from pocketllm.engine.backends.cpu.caches import LatentCache
 from pocketllm.engine.backends.cpu.library import AttentionPlan, Program
 from pocketllm.engine.backends.cpu.matrices import ExpertMatrices
 from pocketllm.engine.backends.cpu.operations.recorder import Recorder, width_of
+from pocketllm.engine.backends.cpu.operations.selection import selection_arguments
 
 
 class LatentOps(Recorder):
@@ -45,14 +46,16 @@ class LatentOps(Recorder):
         layer: int,
         batch: ForwardBatch,
         spec: LatentAttentionSpec,
-        selection: None = None,
+        selection: Any = None,
     ) -> Any:
-        assert selection is None, "there is no select_keys here to have made one"
         plan, width = AttentionPlan(spec.num_heads, 0, spec.scale, 0.0), width_of(q_latent)
         assert width == spec.num_heads * spec.rank, (width, spec)
         assert width_of(q_rope) == spec.num_heads * (cache.dim - spec.rank), (width_of(q_rope), spec)
 
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            program.append("attend_latent", cache.address, layer, plan, inputs[0], width, inputs[1], outputs[0])
+            picked = selection_arguments(selection, inputs[2:])
+            q = inputs[0], width, inputs[1]
+            program.append("attend_latent", cache.address, layer, plan, *q, *picked, outputs[0])
 
-        return self.compute(append, (q_latent, q_rope), (width,), batch)[0]
+        inputs = (q_latent, q_rope) if selection is None else (q_latent, q_rope, selection)
+        return self.compute(append, inputs, (width,), batch)[0]

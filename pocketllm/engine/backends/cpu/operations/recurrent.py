@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch, Int32Array
-from pocketllm.engine.backends.api.recurrent import UNIT_EPS, DeltaNet
-from pocketllm.engine.backends.cpu.library import DeltaPlan, Program, StatePlan
+from pocketllm.engine.backends.api.recurrent import UNIT_EPS, DeltaNet, KimiDelta
+from pocketllm.engine.backends.cpu.library import DeltaPlan, KimiPlan, Program, StatePlan
 from pocketllm.engine.backends.cpu.operations.recorder import Recorder, width_of
 from pocketllm.engine.backends.cpu.program import Float32Array, address_of, pointer
 
@@ -44,14 +44,21 @@ class RecurrentOps(Recorder):
                 kept[:, target] = kept[:, source]
 
     def causal_conv(
-        self, x: Any, kernel: Float32Array, states: States, layer: int, batch: ForwardBatch, silu: bool
+        self,
+        x: Any,
+        kernel: Float32Array,
+        states: States,
+        layer: int,
+        batch: ForwardBatch,
+        silu: bool,
+        dilation: int = 1,
     ) -> Any:
         channels, taps = kernel.shape
         assert channels == width_of(x), (channels, width_of(x))
         by_tap, plan = np.ascontiguousarray(kernel.T), state_plan(states.conv, layer)
 
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            program.append("causal_conv", inputs[0], channels, pointer(by_tap), taps, silu, plan, outputs[0])
+            program.append("causal_conv", inputs[0], channels, pointer(by_tap), taps, dilation, silu, plan, outputs[0])
 
         return self.compute(append, (x,), (channels,), batch)[0]
 
@@ -76,3 +83,27 @@ class RecurrentOps(Recorder):
             program.append("gated_delta", inputs[0], width, inputs[1], inputs[2], plan, kept, outputs[0])
 
         return self.compute(append, (mixed, step, share), (net.num_value_heads * net.value_dim,), batch)[0]
+
+    def kimi_delta(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        step: Any,
+        share: Any,
+        net: KimiDelta,
+        states: States,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Any:
+        bound = net.lower_bound
+        weights = pointer(net.rate), pointer(net.time_bias)
+        plan = KimiPlan(net.num_heads, net.dim, bound is not None, bound or 0.0, UNIT_EPS, *weights)
+        plan.net_kept = net
+        kept, width = state_plan(states.delta, layer), net.num_heads * net.dim
+        assert [width_of(x) for x in (q, k, v, step, share)] == [width] * 4 + [net.num_heads], net
+
+        def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            program.append("kimi_delta", *inputs, plan, kept, outputs[0])
+
+        return self.compute(append, (q, k, v, step, share), (width,), batch)[0]

@@ -44,6 +44,12 @@ void put_all(const KvLayout& cache, uint8_t* place, int64_t offset, const float*
     }
 }
 
+template <class Element>
+void take(const KvLayout& cache, const uint8_t* place, int64_t offset, float* out) {
+    const Element* from = (const Element*)place + offset * cache.value_stride;
+    for (int i = 0; i < cache.key_dim; ++i) out[i] = widen(from[i]);
+}
+
 void put_all_int8(const KvLayout& cache, uint8_t* place, int64_t offset, const float* k, const float* v) {
     const int64_t size = cache.block_size;
     int8_t* keys = (int8_t*)place;
@@ -72,6 +78,20 @@ void store_kv(const KvLayout& cache, uint8_t* layer, int64_t slot, const float* 
         case KvDtype::kBFloat16: return put_all<BFloat>(cache, place, offset, k, v);
         case KvDtype::kInt8: return put_all_int8(cache, place, offset, k, v);
     }
+}
+
+void load_latent(const KvLayout& cache, const uint8_t* layer, int64_t slot, float* out) {
+    const uint8_t* place = layer + slot / cache.block_size * cache.block_bytes;
+    const int64_t offset = slot % cache.block_size;
+    switch (cache.dtype) {
+        case KvDtype::kFloat32: return take<float>(cache, place, offset, out);
+        case KvDtype::kFloat16: return take<Half>(cache, place, offset, out);
+        case KvDtype::kBFloat16: return take<BFloat>(cache, place, offset, out);
+        case KvDtype::kInt8: break;
+    }
+    take<int8_t>(cache, place, offset, out);
+    const float scale = ((const float*)(place + cache.value_scales_at))[offset];
+    for (int i = 0; i < cache.key_dim; ++i) out[i] *= scale;
 }
 
 }  // namespace pocketllm::POCKETLLM_ISA

@@ -27,7 +27,7 @@ void look_ahead(const AttentionRows& rows, int tile, Tile<Element>& out) {
     const int64_t size = cache.block_size;
     for (int strip = 0; strip < kStrips; ++strip) {
         const int64_t key = int64_t(tile + 1) * kAttentionTile + strip * kStrip;
-        const bool is_there = size % kStrip == 0 && key < rows.seq_len;
+        const bool is_there = size % kStrip == 0 && !rows.picked && key < rows.seq_len;
         const uint8_t* place = is_there ? rows.layer + rows.blocks[key / size] * cache.block_bytes : nullptr;
         const int64_t offset = cache.is_latent ? key % size * cache.value_stride
                                                : rows.kv_head * cache.key_dim * size + key % size;
@@ -35,12 +35,13 @@ void look_ahead(const AttentionRows& rows, int tile, Tile<Element>& out) {
     }
 }
 
-// Where strips [first, last) of tile `tile` are. Blocks that are not whole strips are gathered in `room`.
+// Where strips [first, last) of tile `tile` are. Keys that are picked, and blocks that are not whole strips, are gathered
+// in `room`.
 template <class Element>
 void locate(const AttentionRows& rows, int tile, int first, int last, float* room, Tile<Element>& out) {
     const KvLayout& cache = *rows.cache;
     const int64_t size = cache.block_size, key_dim = cache.key_dim, value_dim = cache.value_dim, head = rows.kv_head;
-    const bool whole = size % kStrip == 0;
+    const bool whole = size % kStrip == 0 && !rows.picked;
     Element* keys = (Element*)room;
     Element* values = cache.is_latent ? keys : keys + kAttentionTile * key_dim;
     float* scales = room + kAttentionTile * (key_dim + value_dim);
@@ -55,8 +56,9 @@ void locate(const AttentionRows& rows, int tile, int first, int last, float* roo
             out.value_scales[strip] = scales + kAttentionTile + strip * kStrip;
         }
         for (int64_t key = at; key < at + kStrip && key < rows.seq_len; ++key) {
-            const uint8_t* place = rows.layer + rows.blocks[key / size] * cache.block_bytes;
-            const int64_t offset = key % size;
+            const int64_t number = rows.picked ? rows.picked[key] : key;
+            const uint8_t* place = rows.layer + rows.blocks[number / size] * cache.block_bytes;
+            const int64_t offset = number % size;
             const Element* k = (const Element*)place + head * key_dim * size + offset;
             const Element* v = (const Element*)(place + cache.values_at) + (head * size + offset) * cache.value_stride;
             const float* k_scale = (const float*)(place + cache.key_scales_at) + head * size + offset;

@@ -199,6 +199,9 @@ inline Floats load(const BFloat* from) {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
     out.part[0] = (NativeFloats)_mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
     return out;
+#elif defined(__AVX2__)
+    POCKETLLM_LANEWISE((NativeFloats)_mm256_slli_epi32(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + 8 * i))), 16));
 #else
     return load_and_widen(from);
 #endif
@@ -208,6 +211,9 @@ inline Floats load(const int8_t* from) {
     Floats out;
     out.part[0] = (NativeFloats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
     return out;
+#elif defined(__AVX2__)
+    POCKETLLM_LANEWISE((NativeFloats)_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)))));
 #else
     return load_and_widen(from);
 #endif

@@ -62,13 +62,15 @@ void delta_columns(const DeltaRows& rows, int column, int count, Unit unit, floa
         normalize(rows, token, unit);
         const Floats decay = all(rows.gates[2 * token * rows.ld_gates]);
         const Floats weight = all(rows.gates[2 * token * rows.ld_gates + 1]);
+        const float* const decays = rows.decays ? rows.decays + token * rows.ld : nullptr;
         Floats seen[V], out[V];
         for (int v = 0; v < V; ++v) seen[v] = out[v] = all(0.0f);
         for (int i = 0; i < rows.key_dim; ++i) {
             float* const row = state + int64_t(i) * rows.value_dim;
             const Floats before = all(k_before[i]), k = all(unit.k[i]), q = all(unit.q[i]);
+            const Floats by = decays ? all(decays[i]) : decay;
             for (int v = 0; v < V; ++v) {
-                const Floats s = decay * fma(before, e[v], load_first(row + kLanes * v, count));
+                const Floats s = by * fma(before, e[v], load_first(row + kLanes * v, count));
                 store_first(row + kLanes * v, s, count);
                 seen[v] = fma(s, k, seen[v]);
                 out[v] = fma(s, q, out[v]);
@@ -111,7 +113,7 @@ void gated_delta(const DeltaRows& rows, float* scratch) {
 
 // -- the convolution --------------------------------------------------------------------------------------------------
 void causal_conv(const ConvRows& rows) {
-    const int before = rows.taps - 1;
+    const int before = (rows.taps - 1) * rows.dilation;
     for (int channel = rows.first; channel < rows.last; channel += kLanes) {
         const int count = rows.last - channel;
         // row -before … -1 are the state's, those from 0 on this step's
@@ -122,8 +124,8 @@ void causal_conv(const ConvRows& rows) {
         for (int token = 0; token < rows.tokens; ++token) {
             Floats total = all(0.0f);
             for (int tap = 0; tap < rows.taps; ++tap) {
-                total = fma(row_at(token - before + tap), load_first(rows.kernel + tap * rows.channels + channel, count),
-                            total);
+                const Floats weights = load_first(rows.kernel + tap * rows.channels + channel, count);
+                total = fma(row_at(token - before + tap * rows.dilation), weights, total);
             }
             store_first(rows.out + token * rows.channels + channel, rows.silu ? silu(total) : total, count);
         }

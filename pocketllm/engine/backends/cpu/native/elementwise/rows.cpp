@@ -83,6 +83,12 @@ void bounded_mul(const float* gate, const float* up, int64_t n, float slope, flo
     });
 }
 
+void limited_mul(const float* gate, const float* up, int64_t n, float limit, float* out) {
+    each(gate, up, n, out, [=](const Floats& a, const Floats& b) {
+        return silu(smaller(a, all(limit))) * smaller(larger(b, all(-limit)), all(limit));
+    });
+}
+
 void sigmoid_mul(const float* gate, const float* x, int64_t n, float* out) {
     each(gate, x, n, out, [](const Floats& a, const Floats& b) { return b / (all(1.0f) + exp(all(0.0f) - a)); });
 }
@@ -106,17 +112,20 @@ void hadamard(const float* x, const float* signs, int64_t n, int block, bool inv
     for (int64_t i = 0; i < n; ++i) out[i] = inverse ? out[i] * by * signs[i] : out[i] * by;
 }
 
-void rope(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs, bool half_split,
-          float* out) {
-    const int step = half_split ? 1 : 2, apart = half_split ? pairs : 1;
-    for (int head = 0; head < heads; ++head, x += head_dim, out += head_dim) {
-        for (int pair = 0; pair < pairs; ++pair) {
-            const int at = pair * step;
-            const float first = x[at], second = x[at + apart];
-            out[at] = first * cos[pair] - second * sin[pair];
-            out[at + apart] = second * cos[pair] + first * sin[pair];
+void rope(const float* x, int heads, const Rotation& how, const float* cos, const float* sin, float* out) {
+    const int step = how.half_split ? 1 : 2, apart = how.half_split ? how.pairs : 1;
+    const int end = how.first + 2 * how.pairs;
+    const float turn = how.inverse ? -1.0f : 1.0f;
+    for (int head = 0; head < heads; ++head, x += how.head_dim, out += how.head_dim) {
+        for (int pair = 0; pair < how.pairs; ++pair) {
+            const int at = how.first + pair * step;
+            const float first = x[at], second = x[at + apart], s = turn * sin[pair];
+            out[at] = first * cos[pair] - second * s;
+            out[at + apart] = second * cos[pair] + first * s;
         }
-        if (out != x) std::memcpy(out + 2 * pairs, x + 2 * pairs, (head_dim - 2 * pairs) * sizeof(float));
+        if (out == x) continue;
+        std::memcpy(out, x, how.first * sizeof(float));
+        std::memcpy(out + end, x + end, (how.head_dim - end) * sizeof(float));
     }
 }
 

@@ -1,7 +1,7 @@
 // Declared in kernels.h, `Kernels`.
 #pragma once
 
-#include <cstdint>
+#include "kernels.h"
 
 namespace pocketllm::POCKETLLM_ISA {
 
@@ -12,10 +12,10 @@ void scale(const float* x, float by, int64_t n, float* out);
 void silu_mul(const float* gate, const float* up, int64_t n, float* out);
 void gelu_mul(const float* gate, const float* up, int64_t n, float* out);
 void bounded_mul(const float* gate, const float* up, int64_t n, float slope, float limit, float* out);
+void limited_mul(const float* gate, const float* up, int64_t n, float limit, float* out);
 void sigmoid_mul(const float* gate, const float* x, int64_t n, float* out);
 void mul(const float* x, const float* y, int64_t n, float* out);
 void hadamard(const float* x, const float* signs, int64_t n, int block, bool inverse, float* out);
-void rope(const float* x, int heads, int head_dim, const float* cos, const float* sin, int pairs, bool half_split,
-          float* out);
+void rope(const float* x, int heads, const Rotation& how, const float* cos, const float* sin, float* out);
 
 }  // namespace pocketllm::POCKETLLM_ISA

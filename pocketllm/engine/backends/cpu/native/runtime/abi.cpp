@@ -39,6 +39,8 @@ int32_t attempt(Function function) {
 
 Buffer buffer(const float* data, int32_t width) { return {const_cast<float*>(data), width}; }
 
+Selection selection_of(const void* rows, int32_t width) { return {static_cast<const int32_t*>(rows), width}; }
+
 Rows rows_of(int32_t rows) { return static_cast<Rows>(rows); }
 
 // A matrix's groups, repacked by all threads.
@@ -137,8 +139,19 @@ KvCache* pocketllm_latent_new(int32_t dtype, int32_t num_layers, int32_t dim, in
 
 void pocketllm_kv_free(KvCache* cache) { delete cache; }
 
+KvCache* pocketllm_compressed_new(int32_t dtype, int32_t num_layers, int32_t dim, int32_t ratio, int32_t num_blocks,
+                                  int32_t block_size) {
+    return guarded<KvCache*>(nullptr, [&] {
+        if (ratio < 1 || block_size < 1) throw Refusal("entries of " + std::to_string(ratio) + " tokens");
+        const int32_t entries = (block_size + ratio - 1) / ratio;
+        const KvLayout layout = latent_layout(static_cast<KvDtype>(dtype), num_layers, dim, num_blocks, entries);
+        return new KvCache(layout, ratio, block_size);
+    });
+}
+
 uint8_t* pocketllm_kv_data(KvCache* cache, int64_t* bytes) {
-    *bytes = int64_t(cache->region.bytes());
+    bytes[0] = int64_t(cache->region.bytes());
+    bytes[1] = cache->layout.block_bytes;
     return cache->region.data();
 }
 
@@ -174,9 +187,9 @@ int32_t pocketllm_angles(Program* program, const float* inv_freq, int32_t pairs,
     return attempt([&] { add_angles(*program, inv_freq, pairs, magnitude, out); });
 }
 
-int32_t pocketllm_rope(Program* program, const float* x, int32_t width, const float* angles, int32_t pairs,
-                       int32_t head_dim, int32_t half_split, float* out) {
-    return attempt([&] { add_rope(*program, buffer(x, width), angles, pairs, head_dim, half_split != 0, out); });
+int32_t pocketllm_rope(Program* program, const float* x, int32_t width, const float* angles, const Rotation* how,
+                       float* out) {
+    return attempt([&] { add_rope(*program, buffer(x, width), angles, *how, out); });
 }
 
 int32_t pocketllm_store_kv(Program* program, KvCache* cache, int32_t layer, const float* k, const float* v) {
@@ -184,8 +197,9 @@ int32_t pocketllm_store_kv(Program* program, KvCache* cache, int32_t layer, cons
 }
 
 int32_t pocketllm_attend(Program* program, KvCache* cache, int32_t layer, const AttentionPlan* plan, const float* q,
-                         float* out) {
-    return attempt([&] { add_attend(*program, *cache, layer, *plan, q, out); });
+                         const void* selection, int32_t selection_width, float* out) {
+    return attempt(
+        [&] { add_attend(*program, *cache, layer, *plan, q, selection_of(selection, selection_width), out); });
 }
 
 int32_t pocketllm_elementwise(Program* program, int32_t what, int32_t rows, const float* x, int32_t width,
@@ -213,8 +227,9 @@ int32_t pocketllm_hadamard(Program* program, int32_t rows, const float* x, int32
 }
 
 int32_t pocketllm_causal_conv(Program* program, const float* x, int32_t width, const float* kernel, int32_t taps,
-                              int32_t silu, const StatePlan* states, float* out) {
-    return attempt([&] { add_causal_conv(*program, buffer(x, width), kernel, taps, silu != 0, *states, out); });
+                              int32_t dilation, int32_t silu, const StatePlan* states, float* out) {
+    return attempt(
+        [&] { add_causal_conv(*program, buffer(x, width), kernel, taps, dilation, silu != 0, *states, out); });
 }
 
 int32_t pocketllm_gated_delta(Program* program, const float* mixed, int32_t width, const float* step,
@@ -222,13 +237,19 @@ int32_t pocketllm_gated_delta(Program* program, const float* mixed, int32_t widt
     return attempt([&] { add_gated_delta(*program, buffer(mixed, width), step, share, *plan, *states, out); });
 }
 
+int32_t pocketllm_kimi_delta(Program* program, const float* q, const float* k, const float* v, const float* step,
+                             const float* share, const KimiPlan* plan, const StatePlan* states, float* out) {
+    return attempt([&] { add_kimi_delta(*program, {q, k, v, step, share}, *plan, *states, out); });
+}
+
 int32_t pocketllm_open_streams(Program* program, const float* x, int32_t width, int32_t num_streams, float* out) {
     return attempt([&] { add_open_streams(*program, buffer(x, width), num_streams, out); });
 }
 
-int32_t pocketllm_read_streams(Program* program, const float* streams, int32_t width, const float* logits,
-                               const StreamsPlan* plan, float* out, float* shares) {
-    return attempt([&] { add_read_streams(*program, buffer(streams, width), logits, *plan, out, shares); });
+int32_t pocketllm_read_streams(Program* program, int32_t rows, const float* streams, int32_t width,
+                               const float* logits, const StreamsPlan* plan, float* out, float* shares) {
+    return attempt(
+        [&] { add_read_streams(*program, rows_of(rows), buffer(streams, width), logits, *plan, out, shares); });
 }
 
 int32_t pocketllm_write_streams(Program* program, const float* streams, int32_t width, const float* shares,
@@ -236,9 +257,53 @@ int32_t pocketllm_write_streams(Program* program, const float* streams, int32_t 
     return attempt([&] { add_write_streams(*program, buffer(streams, width), shares, buffer(y, y_width), out); });
 }
 
-int32_t pocketllm_mean_streams(Program* program, const float* streams, int32_t width, int32_t num_streams,
-                               float* out) {
-    return attempt([&] { add_mean_streams(*program, buffer(streams, width), num_streams, out); });
+int32_t pocketllm_mean_streams(Program* program, int32_t rows, const float* streams, int32_t width,
+                               int32_t num_streams, float* out) {
+    return attempt([&] { add_mean_streams(*program, rows_of(rows), buffer(streams, width), num_streams, out); });
+}
+
+int32_t pocketllm_gated_streams(Program* program, const float* streams, int32_t width, const float* gates,
+                                const float* y, int32_t y_width, float* out) {
+    return attempt([&] { add_gated_streams(*program, buffer(streams, width), gates, buffer(y, y_width), out); });
+}
+
+int32_t pocketllm_gate_streams(Program* program, const float* keys, int32_t width, const float* queries,
+                               const float* value, int32_t value_width, float* out) {
+    return attempt([&] { add_gate_streams(*program, buffer(keys, width), queries, buffer(value, value_width), out); });
+}
+
+int32_t pocketllm_limited_mul(Program* program, int32_t rows, const float* gate, int32_t width, const float* up,
+                              float limit, float* out) {
+    return attempt([&] { add_limited_mul(*program, rows_of(rows), buffer(gate, width), up, limit, out); });
+}
+
+int32_t pocketllm_mul_each(Program* program, int32_t rows, const float* x, int32_t width, const float* by,
+                           float* out) {
+    return attempt([&] { add_mul_each(*program, rows_of(rows), buffer(x, width), by, out); });
+}
+
+int32_t pocketllm_select(Program* program, KvCache* cache, int32_t layer, const IndexPlan* plan, const float* q,
+                         const float* weights, float* out) {
+    return attempt([&] { add_select(*program, *cache, layer, *plan, q, weights, out); });
+}
+
+int32_t pocketllm_compress(Program* program, KvCache* cache, int32_t layer, const CompressPlan* plan,
+                           const float* values, int32_t width, const float* gates, const StatePlan* states) {
+    return attempt([&] { add_compress(*program, *cache, layer, *plan, buffer(values, width), gates, *states); });
+}
+
+int32_t pocketllm_window_attend(Program* program, KvCache* cache, int32_t layer, const WindowPlan* plan,
+                                const float* q, const float* rows, const StatePlan* states, const void* selection,
+                                int32_t selection_width, float* out) {
+    return attempt([&] {
+        add_window_attend(*program, cache, layer, *plan, q, rows, *states, selection_of(selection, selection_width),
+                          out);
+    });
+}
+
+int32_t pocketllm_ngram_embed(Program* program, const Matrix* table, const NGramPlan* plan, const StatePlan* states,
+                              float* out) {
+    return attempt([&] { add_ngram_embed(*program, *table, *plan, *states, out); });
 }
 
 int32_t pocketllm_project_heads(Program* program, Engine* engine, const float* x, int32_t width, int32_t exact,
@@ -254,8 +319,12 @@ int32_t pocketllm_store_latent(Program* program, KvCache* cache, int32_t layer, 
 }
 
 int32_t pocketllm_attend_latent(Program* program, KvCache* cache, int32_t layer, const AttentionPlan* plan,
-                                const float* q_latent, int32_t width, const float* q_rope, float* out) {
-    return attempt([&] { add_attend_latent(*program, *cache, layer, *plan, buffer(q_latent, width), q_rope, out); });
+                                const float* q_latent, int32_t width, const float* q_rope, const void* selection,
+                                int32_t selection_width, float* out) {
+    return attempt([&] {
+        add_attend_latent(*program, *cache, layer, *plan, buffer(q_latent, width), q_rope,
+                          selection_of(selection, selection_width), out);
+    });
 }
 
 int32_t pocketllm_layer_norm(Program* program, int32_t rows, const float* x, int32_t width, const float* weight,

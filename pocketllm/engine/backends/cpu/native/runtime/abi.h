@@ -13,7 +13,7 @@
 #define POCKETLLM_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever a function below or `Step` changes its arguments.
-constexpr int32_t kAbiVersion = 2;
+constexpr int32_t kAbiVersion = 3;
 
 POCKETLLM_API int32_t pocketllm_abi_version();
 POCKETLLM_API const char* pocketllm_problem();
@@ -38,6 +38,10 @@ POCKETLLM_API pocketllm::KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_la
 POCKETLLM_API pocketllm::KvCache* pocketllm_latent_new(int32_t dtype, int32_t num_layers, int32_t dim,
                                                        int32_t num_blocks, int32_t block_size);
 POCKETLLM_API void pocketllm_kv_free(pocketllm::KvCache* cache);
+// A cache of an entry for every `ratio` tokens.
+POCKETLLM_API pocketllm::KvCache* pocketllm_compressed_new(int32_t dtype, int32_t num_layers, int32_t dim,
+                                                           int32_t ratio, int32_t num_blocks, int32_t block_size);
+// bytes: of all blocks and a little more, then of one block
 POCKETLLM_API uint8_t* pocketllm_kv_data(pocketllm::KvCache* cache, int64_t* bytes);
 
 // -- programs
@@ -56,11 +60,12 @@ POCKETLLM_API int32_t pocketllm_project(pocketllm::Program* program, pocketllm::
 POCKETLLM_API int32_t pocketllm_angles(pocketllm::Program* program, const float* inv_freq, int32_t pairs,
                                        float magnitude, float* out);
 POCKETLLM_API int32_t pocketllm_rope(pocketllm::Program* program, const float* x, int32_t width, const float* angles,
-                                     int32_t pairs, int32_t head_dim, int32_t half_split, float* out);
+                                     const pocketllm::Rotation* how, float* out);
 POCKETLLM_API int32_t pocketllm_store_kv(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
                                          const float* k, const float* v);
 POCKETLLM_API int32_t pocketllm_attend(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
-                                       const pocketllm::AttentionPlan* plan, const float* q, float* out);
+                                       const pocketllm::AttentionPlan* plan, const float* q, const void* selection,
+                                      int32_t selection_width, float* out);
 // what: 0 add, 1 silu_mul, 2 gelu_mul, 3 sigmoid_mul, 4 mul
 POCKETLLM_API int32_t pocketllm_elementwise(pocketllm::Program* program, int32_t what, int32_t rows, const float* x,
                                             int32_t width, const float* y, float* out);
@@ -73,20 +78,44 @@ POCKETLLM_API int32_t pocketllm_gate_rows(pocketllm::Program* program, const flo
 POCKETLLM_API int32_t pocketllm_hadamard(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                          const float* signs, int32_t block, int32_t inverse, float* out);
 POCKETLLM_API int32_t pocketllm_causal_conv(pocketllm::Program* program, const float* x, int32_t width,
-                                            const float* kernel, int32_t taps, int32_t silu,
+                                            const float* kernel, int32_t taps, int32_t dilation, int32_t silu,
                                             const pocketllm::StatePlan* states, float* out);
 POCKETLLM_API int32_t pocketllm_gated_delta(pocketllm::Program* program, const float* mixed, int32_t width,
                                             const float* step, const float* share, const pocketllm::DeltaPlan* plan,
                                             const pocketllm::StatePlan* states, float* out);
+POCKETLLM_API int32_t pocketllm_kimi_delta(pocketllm::Program* program, const float* q, const float* k, const float* v,
+                                           const float* step, const float* share, const pocketllm::KimiPlan* plan,
+                                           const pocketllm::StatePlan* states, float* out);
 POCKETLLM_API int32_t pocketllm_open_streams(pocketllm::Program* program, const float* x, int32_t width,
                                              int32_t num_streams, float* out);
-POCKETLLM_API int32_t pocketllm_read_streams(pocketllm::Program* program, const float* streams, int32_t width,
-                                             const float* logits, const pocketllm::StreamsPlan* plan, float* out,
-                                             float* shares);
+POCKETLLM_API int32_t pocketllm_read_streams(pocketllm::Program* program, int32_t rows, const float* streams,
+                                             int32_t width, const float* logits, const pocketllm::StreamsPlan* plan,
+                                             float* out, float* shares);
 POCKETLLM_API int32_t pocketllm_write_streams(pocketllm::Program* program, const float* streams, int32_t width,
                                               const float* shares, const float* y, int32_t y_width, float* out);
-POCKETLLM_API int32_t pocketllm_mean_streams(pocketllm::Program* program, const float* streams, int32_t width,
-                                             int32_t num_streams, float* out);
+POCKETLLM_API int32_t pocketllm_mean_streams(pocketllm::Program* program, int32_t rows, const float* streams,
+                                             int32_t width, int32_t num_streams, float* out);
+POCKETLLM_API int32_t pocketllm_gated_streams(pocketllm::Program* program, const float* streams, int32_t width,
+                                              const float* gates, const float* y, int32_t y_width, float* out);
+POCKETLLM_API int32_t pocketllm_gate_streams(pocketllm::Program* program, const float* keys, int32_t width,
+                                             const float* queries, const float* value, int32_t value_width, float* out);
+POCKETLLM_API int32_t pocketllm_limited_mul(pocketllm::Program* program, int32_t rows, const float* gate, int32_t width,
+                                            const float* up, float limit, float* out);
+POCKETLLM_API int32_t pocketllm_mul_each(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
+                                         const float* by, float* out);
+POCKETLLM_API int32_t pocketllm_select(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
+                                       const pocketllm::IndexPlan* plan, const float* q, const float* weights,
+                                       float* out);
+POCKETLLM_API int32_t pocketllm_compress(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
+                                         const pocketllm::CompressPlan* plan, const float* values, int32_t width,
+                                         const float* gates, const pocketllm::StatePlan* states);
+POCKETLLM_API int32_t pocketllm_window_attend(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
+                                              const pocketllm::WindowPlan* plan, const float* q, const float* rows,
+                                              const pocketllm::StatePlan* states, const void* selection,
+                                              int32_t selection_width, float* out);
+POCKETLLM_API int32_t pocketllm_ngram_embed(pocketllm::Program* program, const pocketllm::Matrix* table,
+                                            const pocketllm::NGramPlan* plan, const pocketllm::StatePlan* states,
+                                            float* out);
 POCKETLLM_API int32_t pocketllm_project_heads(pocketllm::Program* program, pocketllm::Engine* engine, const float* x,
                                               int32_t width, int32_t exact, const pocketllm::Matrix* const* heads,
                                               int32_t num_heads, float* out);
@@ -94,7 +123,8 @@ POCKETLLM_API int32_t pocketllm_store_latent(pocketllm::Program* program, pocket
                                              const float* latent, int32_t width, const float* key);
 POCKETLLM_API int32_t pocketllm_attend_latent(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
                                               const pocketllm::AttentionPlan* plan, const float* q_latent,
-                                              int32_t width, const float* q_rope, float* out);
+                                              int32_t width, const float* q_rope, const void* selection,
+                                              int32_t selection_width, float* out);
 POCKETLLM_API int32_t pocketllm_layer_norm(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                            const float* weight, const float* bias, float eps, float* out);
 POCKETLLM_API int32_t pocketllm_scale(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,

@@ -58,6 +58,10 @@ KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, i
 }
 
 // a vector may be read past the last value
-KvCache::KvCache(const KvLayout& layout) : layout(layout), region(layout.block_bytes * layout.num_blocks + 64) {}
+KvCache::KvCache(const KvLayout& layout, int ratio, int block_tokens)
+    : layout(layout),
+      ratio(ratio),
+      block_tokens(block_tokens),
+      region(layout.block_bytes * layout.num_blocks + 64) {}
 
 }  // namespace pocketllm

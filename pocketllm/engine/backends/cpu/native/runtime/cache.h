@@ -13,11 +13,20 @@ KvLayout kv_layout(KvDtype dtype, int num_layers, int kv_heads, int key_dim, int
 KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, int block_size);
 
 struct KvCache {
-    explicit KvCache(const KvLayout& layout);
+    // Of entries that each stand for `ratio` tokens and lie in the block, of `block_tokens`, of the last of them.
+    KvCache(const KvLayout& layout, int ratio, int block_tokens);
+    // Of tokens.
+    explicit KvCache(const KvLayout& layout) : KvCache(layout, 1, layout.block_size) {}
 
     uint8_t* layer(int number) const { return region.data() + number * layout.layer_bytes; }
+    // Where a sequence's entry lies. blocks: the sequence's
+    int64_t slot_of(const int32_t* blocks, int64_t entry) const {
+        const int64_t last = (entry + 1) * ratio - 1;
+        return int64_t(blocks[last / block_tokens]) * layout.block_size + last % block_tokens / ratio;
+    }
 
     const KvLayout layout;
+    const int ratio, block_tokens;
     Region region;
 };
 

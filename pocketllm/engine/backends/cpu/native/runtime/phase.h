@@ -67,6 +67,8 @@ enum class Kind : int32_t {
     kMixture,
     kRecurrent,
     kStreams,
+    kSelect,
+    kCompress,
     kCount
 };
 const char* name_of(Kind kind);

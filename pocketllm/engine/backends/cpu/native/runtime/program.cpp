@@ -23,7 +23,7 @@ void check_each(const char* what, const Number* values, int64_t count, int64_t l
 const char* name_of(Kind kind) {
     static const char* const names[] = {"embed", "norm",     "quantize", "multiply",    "angles",
                                         "rope",  "store_kv", "attend",   "elementwise", "take",
-                                        "mixture", "recurrent", "streams"};
+                                        "mixture", "recurrent", "streams", "select", "compress"};
     return names[static_cast<int>(kind)];
 }
 

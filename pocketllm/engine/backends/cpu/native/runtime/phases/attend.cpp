@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-#include "runtime/phases/phases.h"
+#include "runtime/phases/sequences.h"
 
 namespace pocketllm {
 
@@ -79,7 +79,7 @@ class AttendPhase : public Phase {
   public:
     // layout: as attention sees the cache. q_rest: dimensions from q_dim on, where they lie apart
     AttendPhase(KvCache& cache, const KvLayout& layout, int layer, const AttentionPlan& plan, const float* q, int q_dim,
-                const float* q_rest, float* out)
+                const float* q_rest, Selection selection, float* out)
         : Phase(Kind::kAttend),
           cache_(cache),
           layout_(layout),
@@ -88,6 +88,7 @@ class AttendPhase : public Phase {
           q_(q),
           q_dim_(q_dim),
           q_rest_(q_rest),
+          selection_(selection),
           out_(out) {}
 
     Room prepare(const Step& step, int threads) override {
@@ -145,15 +146,19 @@ class AttendPhase : public Phase {
         for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
             const int tokens = step.query_start_loc[sequence + 1] - step.query_start_loc[sequence];
             const int start = step.seq_lens[sequence] - tokens, rows = tokens * group();
-            for (int first = 0; first < rows; first += kAttentionRows) {
-                const int last = std::min(first + kAttentionRows, rows);
+            for (int first = 0, last; first < rows; first = last) {
+                last = std::min(first + kAttentionRows, rows);
+                if (selection_.rows) last = std::min(last, (first / group() + 1) * group());  // of one token
                 const int first_seen = plan_.window ? std::max(0, start + first / group() - plan_.window + 1) : 0;
-                const int first_tile = first_seen / kAttentionTile, end = start + (last - 1) / group() + 1;
+                const int first_tile = first_seen / kAttentionTile, end = end_of(start + (last - 1) / group() + 1);
                 const int last_tile = (end + kAttentionTile - 1) / kAttentionTile;
                 parts_.push_back({sequence, first, last, first_tile, last_tile - first_tile, 0, 1, 0});
             }
         }
     }
+
+    // Keys that the last of some rows sees at most, of `before` that there are up to its token.
+    int end_of(int before) const { return selection_.rows ? std::min(before, selection_.width - 1) : before; }
 
     // Few parts with many keys are cut further, between tiles, so that every thread has some.
     void share_tiles(int threads) {
@@ -205,7 +210,22 @@ class AttendPhase : public Phase {
         rows.ld_q_rest = ld_rest;
         rows.out = out_ + first * ld_out + int64_t(head) * group() * layout.value_dim;
         rows.ld_out = ld_out;
+        if (selection_.rows) pick(rows, part, first);
         return rows;
+    }
+
+    // The part's rows as those of a sequence of one token and of the keys that it picked.
+    void pick(AttentionRows& rows, const Part& part, int first_token) const {
+        const int token = part.first_row / group();
+        const int32_t* picked = selection_.rows + int64_t(first_token + token) * selection_.width;
+        rows.picked = picked + 1;
+        rows.seq_len = picked[0];
+        rows.num_tokens = 1;
+        rows.first_row -= token * group();
+        rows.last_row -= token * group();
+        rows.q += token * rows.ld_q;
+        if (rows.q_rest) rows.q_rest += token * rows.ld_q_rest;
+        rows.out += token * rows.ld_out;
     }
 
     void run_item(const Run& run, int head, int item) const {
@@ -235,6 +255,7 @@ class AttendPhase : public Phase {
     const float* const q_;
     const int q_dim_;
     const float* const q_rest_;
+    const Selection selection_;
     float* const out_;
     // of the step at hand
     std::vector<Part> parts_;
@@ -244,24 +265,24 @@ class AttendPhase : public Phase {
     size_t left_capacity_ = 0;
 };
 
+void limit_slots(Program& program, const KvCache& cache) {
+    program.limits.slots = std::min(program.limits.slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
+}
+
+}  // namespace
+
 void check_layer(const KvCache& cache, int layer) {
     if (layer < 0 || layer >= cache.layout.num_layers) {
         throw Refusal("layer " + std::to_string(layer) + " of a cache of " + std::to_string(cache.layout.num_layers));
     }
 }
 
-void limit_slots(Program& program, const KvCache& cache) {
-    program.limits.slots = std::min(program.limits.slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
-}
-
 void limit_blocks(Program& program, const KvCache& cache) {
     Limits& limits = program.limits;
-    if (limits.block_size && limits.block_size != cache.layout.block_size) throw Refusal("caches of two block sizes");
+    if (limits.block_size && limits.block_size != cache.block_tokens) throw Refusal("caches of two block sizes");
     limits.blocks = std::min<int64_t>(limits.blocks, cache.layout.num_blocks);
-    limits.block_size = cache.layout.block_size;
+    limits.block_size = cache.block_tokens;
 }
-
-}  // namespace
 
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v) {
     check_layer(cache, layer);
@@ -279,7 +300,8 @@ void add_store_latent(Program& program, KvCache& cache, int layer, Buffer latent
     program.add(std::make_unique<StoreLatentPhase>(cache, layer, latent, key));
 }
 
-void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, const float* q, float* out) {
+void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, const float* q,
+                Selection selection, float* out) {
     check_layer(cache, layer);
     if (plan.num_heads < 1 || plan.num_heads % cache.layout.kv_heads) {
         throw Refusal(std::to_string(plan.num_heads) + " query heads cannot share " +
@@ -287,11 +309,12 @@ void add_attend(Program& program, KvCache& cache, int layer, const AttentionPlan
     }
     limit_blocks(program, cache);
     const KvLayout& layout = cache.layout;
-    program.add(std::make_unique<AttendPhase>(cache, layout, layer, plan, q, layout.key_dim, nullptr, out));
+    program.add(
+        std::make_unique<AttendPhase>(cache, layout, layer, plan, q, layout.key_dim, nullptr, selection, out));
 }
 
 void add_attend_latent(Program& program, KvCache& cache, int layer, const AttentionPlan& plan, Buffer q_latent,
-                       const float* q_rope, float* out) {
+                       const float* q_rope, Selection selection, float* out) {
     check_layer(cache, layer);
     const int rank = plan.num_heads < 1 ? 0 : q_latent.width / plan.num_heads;
     if (!cache.layout.is_latent || rank < 1 || rank > cache.layout.key_dim) {
@@ -301,7 +324,8 @@ void add_attend_latent(Program& program, KvCache& cache, int layer, const Attent
     limit_blocks(program, cache);
     KvLayout layout = cache.layout;
     layout.value_dim = rank;
-    program.add(std::make_unique<AttendPhase>(cache, layout, layer, plan, q_latent.data, rank, q_rope, out));
+    program.add(
+        std::make_unique<AttendPhase>(cache, layout, layer, plan, q_latent.data, rank, q_rope, selection, out));
 }
 
 }  // namespace pocketllm

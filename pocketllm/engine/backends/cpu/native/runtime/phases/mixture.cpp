@@ -45,6 +45,10 @@ void gate(const Mixture& mixture, const Run& run, const Mixture::Places& places,
     const float* up = places.up + int64_t(slot) * inner;
     if (mixture.plan.gate_bias) {
         run.kernels.bounded_mul(row, up, inner, mixture.plan.slope, mixture.plan.limit, row);
+    } else if (mixture.plan.limit > 0) {
+        run.kernels.limited_mul(row, up, inner, mixture.plan.limit, row);
+    } else if (mixture.plan.expert_scale) {
+        run.kernels.gelu_mul(row, up, inner, row);
     } else {
         run.kernels.silu_mul(row, up, inner, row);
     }
@@ -182,6 +186,7 @@ void check(const MixturePlan& plan, const Buffer& x) {
 void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, bool exact,
                  const MixturePlan& plan, float* out) {
     check(plan, x);
+    if (plan.routes) program.limits.input_ids = std::min<int64_t>(program.limits.input_ids, plan.num_routes);
     const auto mixture = std::make_shared<Mixture>(Mixture{kernels, plan, x, logits, out, exact});
     const auto add_rows = [&](bool of_slots, int64_t work, OnRow on_row) {
         program.add(std::make_unique<MixtureRows>(mixture, of_slots, work, on_row));

@@ -35,6 +35,13 @@ void find_largest(const float* values, int n, int count, int32_t* found) {
 // Scores of one token's logits. exp in float64, whose last bit is not seen in float32.
 void score(const MixturePlan& plan, const float* logits, float* scores) {
     const int count = plan.num_experts;
+    if (plan.gating == Gating::kRootSoftplus) {
+        for (int i = 0; i < count; ++i) {
+            const double x = logits[i];
+            scores[i] = float(std::sqrt(x > 20 ? x : std::log1p(std::exp(x))));
+        }
+        return;
+    }
     if (plan.gating == Gating::kSigmoid) {
         for (int i = 0; i < count; ++i) scores[i] = 1.0f / (1.0f + float(std::exp(-double(logits[i]))));
         return;
@@ -74,11 +81,16 @@ void route(const Mixture& mixture, const Run& run, const Mixture::Places& places
     score(plan, mixture.logits + int64_t(token) * plan.num_experts, scratch.scores);
     for (int i = 0; i < plan.num_experts; ++i) scratch.ranks[i] = scratch.scores[i] + (plan.bias ? plan.bias[i] : 0.0f);
     if (plan.num_groups > 1) leave_out_groups(plan, scratch);
-    find_largest(scratch.ranks, plan.num_experts, plan.num_used, chosen);
+    if (plan.routes) {
+        std::copy_n(plan.routes + int64_t(run.step.input_ids[token]) * plan.num_used, plan.num_used, chosen);
+    } else {
+        find_largest(scratch.ranks, plan.num_experts, plan.num_used, chosen);
+    }
     float total = 0;
     for (int i = 0; i < plan.num_used; ++i) total += weights[i] = scratch.scores[chosen[i]];
     for (int i = 0; i < plan.num_used; ++i)
-        weights[i] = (plan.normalized ? weights[i] / total : weights[i]) * plan.scale;
+        weights[i] = (plan.normalized ? weights[i] / total : weights[i]) * plan.scale *
+                     (plan.expert_scale ? plan.expert_scale[chosen[i]] : 1.0f);
 }
 
 void group(const Mixture& mixture, const Run& run, const Mixture::Places& places) {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "runtime/phases/phases.h"
+#include "runtime/phases/sequences.h"
 
 namespace pocketllm {
 
@@ -81,23 +81,20 @@ void add_angles(Program& program, const float* inv_freq, int pairs, float magnit
     add_rows(program, Kind::kAngles, Rows::kTokens, int64_t(pairs) * kWorkOfOne,
              [=](const Run& run, int64_t first, int64_t last) {
                  for (int64_t row = first; row < last; ++row) {
-                     float* to = out + row * 2 * pairs;
-                     for (int pair = 0; pair < pairs; ++pair) {
-                         const double angle = double(run.step.positions[row]) * double(inv_freq[pair]);
-                         to[pair] = float(std::cos(angle) * magnitude);
-                         to[pairs + pair] = float(std::sin(angle) * magnitude);
-                     }
+                     angles_at(run.step.positions[row], inv_freq, pairs, magnitude, out + row * 2 * pairs);
                  }
              });
 }
 
-void add_rope(Program& program, Buffer x, const float* angles, int pairs, int head_dim, bool half_split, float* out) {
-    const int heads = x.width / head_dim;
+void add_rope(Program& program, Buffer x, const float* angles, const Rotation& how, float* out) {
+    const int heads = x.width / how.head_dim, pairs = how.pairs;
+    if (how.first < 0 || how.first + 2 * pairs > how.head_dim) {
+        throw Refusal(std::to_string(2 * pairs) + " values cannot turn in heads of " + std::to_string(how.head_dim));
+    }
     add_rows(program, Kind::kRope, Rows::kTokens, x.width, [=](const Run& run, int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
             const float* turn = angles + row * 2 * pairs;
-            run.kernels.rope(x.data + row * x.width, heads, head_dim, turn, turn + pairs, pairs, half_split,
-                             out + row * x.width);
+            run.kernels.rope(x.data + row * x.width, heads, how, turn, turn + pairs, out + row * x.width);
         }
     });
 }
@@ -113,6 +110,19 @@ void add_elementwise(Program& program, Elementwise what, Rows rows, Buffer x, co
                                                                  : run.kernels.mul;
         const int64_t at = first * x.width, end = last * x.width;
         function(x.data + at, y + at, end - at, out + at);
+    });
+}
+
+void add_limited_mul(Program& program, Rows rows, Buffer gate, const float* up, float limit, float* out) {
+    add_rows(program, Kind::kElementwise, rows, 4 * int64_t(gate.width), [=](const Run& run, int64_t row, int64_t last) {
+        const int64_t at = row * gate.width, end = last * gate.width;
+        run.kernels.limited_mul(gate.data + at, up + at, end - at, limit, out + at);
+    });
+}
+
+void add_mul_each(Program& program, Rows rows, Buffer x, const float* by, float* out) {
+    add_rows(program, Kind::kElementwise, rows, x.width, [=](const Run& run, int64_t row, int64_t last) {
+        for (; row < last; ++row) run.kernels.mul(x.data + row * x.width, by, x.width, out + row * x.width);
     });
 }
 
