@@ -157,7 +157,7 @@ def nextn_tensors(checkpoint: Header) -> frozenset[str]:
     return frozenset(name for name, number in numbers.items() if number.isdecimal() and int(number) >= first)
 
 
-def filled(shape: Sequence[int], rank: int) -> tuple[int, ...]:
+def filled(shape: Sequence[int], rank: int) -> tuple[Any, ...]:
     """A shape with as many axes: llama.cpp's tools leave leading ones out when they write a tensor.
 
     >>> filled((64,), 2), filled((3, 4), 2)

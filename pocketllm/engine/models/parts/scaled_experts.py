@@ -81,7 +81,7 @@ class ScaledMixture:
 
 def bind_scaled_mixture(bind: Binder, block: str, shape: ScaledExpertsShape) -> ScaledMixture:
     """The experts of a block such as `blk.0.`; the router's norm takes its scale, over the root of the row's width."""
-    scale, width = f"{block}ffn_down_exps.scale", bind.checkpoint.tensors[f"{block}ffn_gate_inp.weight"].shape[1]
+    scale, width = f"{block}ffn_down_exps.scale", bind.checkpoint.tensors[f"{block}ffn_gate_inp.weight"].shape[-1]
     ones = np.ones(shape.num_experts, np.float32)
     router = bind.checkpoint.values(f"{block}ffn_gate_inp.scale") * np.float32(width**-0.5)
     gate, up = bind_opening(bind, block, shape)
@@ -109,7 +109,7 @@ def bind_opening(bind: Binder, block: str, shape: ScaledExpertsShape) -> tuple[A
     if tensor is None:
         return bind.experts(f"{block}ffn_gate_exps"), bind.experts(f"{block}ffn_up_exps")
     rows = bind.checkpoint.data(f"{block}{JOINED}").reshape(shape.num_experts, 2, -1)
-    sizes = (shape.num_experts, shape.intermediate, tensor.shape[2])
+    sizes = (shape.num_experts, shape.intermediate, tensor.shape[-1])
     halves = (np.ascontiguousarray(rows[:, half]).reshape(-1) for half in (0, 1))
     gate, up = (bind.ops.load_experts(half, tensor.quant_type, sizes) for half in halves)
     return gate, up
