@@ -229,7 +229,7 @@ def test_a_config_says_which_tiles_share_a_scale() -> None:
 
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
-    "another method": ({"quant_method": "awq"}, "quant_method 'awq'; read are fp8, mxfp4"),
+    "another method": ({"quant_method": "awq"}, "quant_method 'awq', which is not read (read are fp8, mxfp4"),
     "no method": ({}, "quant_method None"),
     "no object": ([], "quant_method None"),
     "another 8-bit float": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),

@@ -45,7 +45,7 @@ def read_quantization(said: Any) -> Quantization:
 
 def refused(what: str, advice: str) -> UnsupportedFeatureError:
     """A sentence on the config, and what to do."""
-    reason = f"config.json's quantization_config has {what}; {advice}, or convert the model to GGUF"
+    reason = f"config.json's quantization_config has {what}, which is not read ({advice}): convert the model to GGUF"
     return UnsupportedFeatureError("Hugging Face directory", [reason])
 
 
