@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import provenance, schema
+from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import SUFFIX, Journal, read_journal
 from pocketllm.evidence.provenance.redaction import scrub, scrub_text
 
@@ -226,7 +227,7 @@ class Record:
         """Rows as dictionaries with every column of the declared schema, and any that a later version added."""
         if self.path.suffix == SUFFIX:
             return read_journal(self.path)[1]
-        columns = dict.fromkeys(schema.COLUMNS[self.kind])
+        columns = dict.fromkeys(COLUMNS[self.kind])
         try:
             return [{**columns, **row} for row in read_table(self.path).to_pylist()]
         except OverflowError as error:  # a date that Python has not

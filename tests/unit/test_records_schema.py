@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import schema
-from pocketllm.evidence.columns import COMMON_COLUMNS
+from pocketllm.evidence.columns import COLUMNS, COMMON_COLUMNS
 from pocketllm.evidence.store import RecordWriter, read_frame, read_record
 
 BENCH_ROW_OF_THE_DESIGN = """run_id, schema, kind, arm, arm_role, arm_sha256, start, superblock, block, slot, position,
@@ -29,16 +29,16 @@ BENCH_END = {"checks": [], "results": [], "valid": True, "null_valid": True, "se
 
 
 def test_bench_rows_are_the_row_of_the_design() -> None:
-    assert list(schema.COLUMNS["bench"]) == BENCH_ROW_OF_THE_DESIGN.replace("\n", " ").split(", ")
+    assert list(COLUMNS["bench"]) == BENCH_ROW_OF_THE_DESIGN.replace("\n", " ").split(", ")
 
 
 def test_columns_of_schema_1_0_are_all_there_with_the_types_they_had() -> None:
     first = json.loads((Path(__file__).parent / "record_columns_1_0.json").read_text(encoding="utf-8"))
 
-    changed = {kind: set(columns.items()) - set(schema.COLUMNS[kind].items()) for kind, columns in first.items()}
+    changed = {kind: set(columns.items()) - set(COLUMNS[kind].items()) for kind, columns in first.items()}
 
     assert not any(changed.values()), "a type never changes: a new meaning is a new column and a new SCHEMA_VERSION"
-    grown = any(set(schema.COLUMNS[kind]) - set(columns) for kind, columns in first.items())
+    grown = any(set(COLUMNS[kind]) - set(columns) for kind, columns in first.items())
     assert grown == (schema.SCHEMA_VERSION != "1.0")
 
 
@@ -46,7 +46,7 @@ def test_columns_of_schema_1_0_are_all_there_with_the_types_they_had() -> None:
 def test_every_declared_column_has_an_arrow_type(kind: str) -> None:
     declared = schema.arrow_schema(kind)
 
-    assert declared.names == list(schema.COLUMNS[kind])
+    assert declared.names == list(COLUMNS[kind])
     assert not any(pa.types.is_null(field.type) for field in declared)
 
 
@@ -121,7 +121,7 @@ VALUES = {
 OWN = frozenset(COMMON_COLUMNS)
 ROWS = st.fixed_dictionaries(
     {},
-    optional={name: st.none() | VALUES[kind] for name, kind in schema.COLUMNS["bench"].items() if name not in OWN},
+    optional={name: st.none() | VALUES[kind] for name, kind in COLUMNS["bench"].items() if name not in OWN},
 )
 
 

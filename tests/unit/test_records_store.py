@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import pages, schema, store
+from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import read_journal
 from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
 
@@ -55,7 +56,7 @@ def test_a_lone_file_explains_itself(tmp_path: Path) -> None:
 def test_rows_come_back_with_every_column_and_their_run(tmp_path: Path) -> None:
     record = read_record(golden(tmp_path))
 
-    assert list(record.rows.columns) == list(schema.COLUMNS["golden"])
+    assert list(record.rows.columns) == list(COLUMNS["golden"])
     assert record.rows.loc[0, "case"] == "capital"
     assert record.row_dicts[0]["run_id"] == record.run_id
     assert record.row_dicts[0]["margin"] is None

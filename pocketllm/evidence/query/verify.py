@@ -8,6 +8,7 @@ from typing import Any
 
 from pocketllm.errors import RecordError
 from pocketllm.evidence import schema
+from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import SUFFIX
 from pocketllm.evidence.provenance.redaction import scrub
 from pocketllm.evidence.store import FREE_TEXT, ULID, Record, load_record
@@ -73,7 +74,7 @@ def identity(record: Record) -> list[str]:
 
 def columns(record: Record, rows: list[dict[str, Any]]) -> list[str]:
     """Rows have the declared types and belong to this run; columns of a later version are left alone."""
-    declared = schema.COLUMNS[record.kind]
+    declared = COLUMNS[record.kind]
     try:
         schema.check_rows(record.kind, ({name: row[name] for name in declared} for row in rows))
     except RecordError as error:
