@@ -5,19 +5,16 @@ Qwen Team 2025, "Qwen3 Technical Report" (arXiv 2505.09388).
 
 from pocketllm.engine.models.blocks import (
     DENSE_OPS,
-    NEUTRAL_KEYS,
     Binder,
     DenseShape,
     Shapes,
     attention_matrices,
     gated_matrices,
     own_head,
-    read_dense_shape,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import ModelCapability
-from pocketllm.engine.models.parts.decoder_family import DecoderFamily
-from pocketllm.engine.models.parts.normed_heads import bind_normed_heads
+from pocketllm.engine.models.parts.decoder_family import plain_family
+from pocketllm.engine.models.parts.normed_heads import NormedHeadsModel, bind_normed_heads
 
 ARCHITECTURE = "qwen3"
 
@@ -29,13 +26,9 @@ def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
     return weights_of_all(shape, norms | attention_matrices(shape) | gated_matrices(shape)), own_head(shape)
 
 
-FAMILY = DecoderFamily(
-    architecture=ARCHITECTURE,
-    capability=ModelCapability(required_ops=DENSE_OPS | {"silu_mul"}),
-    neutral=NEUTRAL_KEYS,
-    read_shape=read_dense_shape,
-    dense=lambda shape: shape,
-    cache=lambda shape: shape.kv,
-    tensor_shapes=tensor_shapes,
-    bind=lambda bind, shape: bind_normed_heads(bind, shape, Binder.swiglu),
-)
+def bind_model(bind: Binder, shape: DenseShape) -> NormedHeadsModel:
+    """All weights."""
+    return bind_normed_heads(bind, shape, Binder.swiglu)
+
+
+FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model)

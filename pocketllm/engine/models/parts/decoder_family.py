@@ -6,11 +6,13 @@ from typing import Any, Generic, TypeVar
 
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.models.blocks import (
+    NEUTRAL_KEYS,
     Binder,
     DenseShape,
     Shapes,
     context_length,
     dense_unmet,
+    read_dense_shape,
     usable,
     vocab_rows,
 )
@@ -54,3 +56,22 @@ class DecoderFamily(Generic[Sizes]):
     def _usable_shape(self, metadata: Mapping[str, Any], vocab_size: int) -> Sizes:
         """GGUFError where the header cannot be read."""
         return usable(lambda header: self.read_shape(header, vocab_size), metadata, self.architecture)
+
+
+def plain_family(
+    architecture: str,
+    required_ops: frozenset[str],
+    tensor_shapes: Callable[[DenseShape], tuple[Shapes, Shapes]],
+    bind: Callable[[Binder, DenseShape], Model],
+) -> DecoderFamily[DenseShape]:
+    """A family that has nothing beside a plain decoder's sizes."""
+    return DecoderFamily(
+        architecture=architecture,
+        capability=ModelCapability(required_ops=required_ops),
+        neutral=NEUTRAL_KEYS,
+        read_shape=read_dense_shape,
+        dense=lambda shape: shape,
+        cache=lambda shape: shape.kv,
+        tensor_shapes=tensor_shapes,
+        bind=bind,
+    )
