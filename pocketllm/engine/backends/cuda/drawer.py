@@ -13,7 +13,7 @@ from torch import Tensor
 from pocketllm.engine.backends.api.drawing import Draw, Drawn
 from pocketllm.engine.backends.cuda import sampling
 from pocketllm.engine.backends.cuda.batch import upload
-from pocketllm.engine.backends.cuda.graphs import Graph, capture
+from pocketllm.engine.backends.cuda.graphs import Graph, Mark, capture
 from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 
 MOST_ROWS = 128
@@ -33,7 +33,8 @@ class Pending:
     """[MOST_ROWS] in the host's memory, as is the rest; filled once `arrived` has happened."""
     reports: tuple[Tensor, Tensor] | None
     """Log-probabilities and likeliest ids of those draws that want them, in order."""
-    arrived: Any
+    arrived: Mark | None
+    """None where there is nothing to wait for."""
 
     def wait(self) -> Sequence[Drawn]:
         """One for each draw. Other threads run while this one waits."""
@@ -61,7 +62,7 @@ class Box:
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self.token_ids = torch.empty(MOST_ROWS, dtype=torch.int32, pin_memory=is_cuda)
-        self.arrived = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]  # torch's own
+        self.arrived = Mark() if is_cuda else None
 
 
 class CudaDrawer:
