@@ -31,15 +31,18 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 async def fill(url: str) -> None:
-    """Have every block of the cache written, and the logits of a whole prompt: a first touch would look like a leak."""
+    """Have every block of the cache written, a whole prompt scored and a grammar read, which reads the vocabulary.
+
+    What is taken once and kept would look like a leak.
+    """
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
         plan = await plan_of(http)
         draw, length = random.Random(0), plan["max_model_len"] - 8
         for _ in range(plan["num_blocks"] // (length // plan["block_size"]) + 1):
             prompt = [draw.randrange(256) for _ in range(length)]
             (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
-        scored = {"prompt": prompt, "max_tokens": 1, "logprobs": 5, "echo": True}
-        (await http.post("/v1/completions", json=scored)).raise_for_status()
+        for more in ({"logprobs": 5, "echo": True}, {"structured_outputs": {"regex": "[a-f]{1,9}"}}):
+            (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **more})).raise_for_status()
 
 
 async def plan_of(http: httpx.AsyncClient) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served.conftest import Served
+from pocketllm.engine.serving.transport import aside
+from tests.served.conftest import Served, until
 from tests.served.test_server_protocol import refusal
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -137,6 +138,19 @@ def test_a_prompt_is_scored_once_however_many_choices_continue_it(tiny_server: S
     for choice in choices:
         reports = [chunk["logprobs"] for chunk in chunks if chunk["index"] == choice["index"] and chunk["logprobs"]]
         assert [value for one in reports for value in one["token_logprobs"]] == choice["logprobs"]["token_logprobs"]
+
+
+def test_what_the_logits_of_a_scored_prompt_took_is_given_back(
+    module_server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(aside, "TRIM_S", 0.0)
+    monkeypatch.setattr(aside, "give_back", lambda: given.append(1))
+    module_server.complete("a")
+    module_server.complete("a", echo=True, logprobs=1)
+    until(lambda: bool(given))
+
+    assert given == [1]
 
 
 def test_prompt_logprobs_are_not_streamed(module_server: Served) -> None:

@@ -1,6 +1,8 @@
 """Jobs beside the event loop: their results, and the memory that they leave in the heaps of their threads."""
 
 import asyncio
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -8,7 +10,11 @@ import psutil
 import pytest
 
 from pocketllm.engine.serving.transport import aside
-from pocketllm.engine.serving.transport.aside import Aside, give_back, malloc_trim
+from pocketllm.engine.serving.transport.aside import Aside, give_back, of_glibc
+
+NO_TRIM = pytest.mark.skipif(
+    of_glibc("malloc_trim") is None, reason="no-malloc-trim: this C library gives nothing back"
+)
 
 
 def test_memory_is_given_back_once_for_jobs_that_end_together_also_where_one_fails(
@@ -36,7 +42,7 @@ def test_memory_is_given_back_once_for_jobs_that_end_together_also_where_one_fai
     assert len(given) <= 4
 
 
-@pytest.mark.skipif(malloc_trim() is None, reason="no-malloc-trim: this C library gives nothing back")
+@NO_TRIM
 def test_what_a_job_freed_in_its_threads_heap_goes_back_to_the_system() -> None:
     def job() -> bytes:
         pieces = [bytes(1000) for _ in range(40_000)]
@@ -52,3 +58,38 @@ def test_what_a_job_freed_in_its_threads_heap_goes_back_to_the_system() -> None:
 
         assert before_mib - rss_mib() > 20
         assert not any(kept)
+
+
+ONE_HEAP = """
+import ctypes, psutil, threading
+from pocketllm.engine.serving.transport.aside import give_back, share_one_heap
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.free(libc.malloc(30 << 20))  # glibc now keeps pieces of up to that size, and heaps of twice that
+
+def job():
+    pieces = [libc.malloc(1 << 20) for _ in range(40)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 1 << 20)
+    for piece in pieces:
+        libc.free(piece)
+
+def rss_mib():
+    return psutil.Process().memory_info().rss / 2**20
+
+share_one_heap()
+before = rss_mib()
+thread = threading.Thread(target=job)
+thread.start()
+thread.join()
+give_back()
+print(rss_mib() - before)
+"""
+
+
+@NO_TRIM
+def test_the_end_of_a_threads_heap_goes_back_too_where_all_share_one() -> None:
+    run = subprocess.run([sys.executable, "-c", ONE_HEAP], capture_output=True, text=True, check=True)
+
+    assert float(run.stdout) < 10  # of 40 MiB

@@ -23,6 +23,7 @@ from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.server import Phase, Server
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
+from pocketllm.engine.serving.transport.aside import share_one_heap
 from pocketllm.errors import MachineError, OptionError
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class Process:
     def run(self) -> int:
         """Serve until a signal; the exit code. What loading raises is raised here, once the socket is closed."""
         sys.setswitchinterval(SWITCH_S)
+        share_one_heap()
         asyncio.run(self._main())
         self._server.close()
         engine = self._server.engine
@@ -159,7 +161,7 @@ class Process:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
-        # a thread keeps what its largest body took of the heap: two are as fast on the machines this is for
+        # two are as fast as more on the machines this is for
         loop.set_default_executor(ThreadPoolExecutor(2, "pocketllm-read"))
 
         def on_signal(number: int, frame: FrameType | None) -> None:

@@ -125,6 +125,8 @@ class Server:
     def end(self, generation: Generation, path: str, headers: Mapping[str, str]) -> Summary:
         """A call is over, whatever became of it. headers: of its HTTP request, which may name a trace."""
         self.in_flight.discard(generation)
+        if any(choice.params.prompt_logprobs is not None for choice in generation.choices):
+            self.aside.give_back_soon()  # a scored prompt had logits of many rows at once
         summary = summarized(generation, path)
         self.recent.append(summary)
         if self._tracer is not None:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+M_ARENA_MAX = -8
+"""glibc's name for the number of heaps, from malloc.h."""
 TRIM_S = 1.0
 """From a job's end until its memory is given back: by then its results are gone too, and many jobs cost one trim."""
 
@@ -26,27 +28,38 @@ class Aside:
         try:
             return await asyncio.to_thread(job)
         finally:
-            if not self._is_due:
-                self._is_due = True
-                asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+            self.give_back_soon()
+
+    def give_back_soon(self) -> None:
+        """Give back what others have freed, too; called on the event loop."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(TRIM_S, self._trim)
 
     def _trim(self) -> None:
         self._is_due = False
         asyncio.get_running_loop().run_in_executor(None, give_back)
 
 
+def share_one_heap() -> None:
+    """Let threads that begin from now on have no heaps of their own: `give_back` cannot return the end of those."""
+    limit = of_glibc("mallopt")
+    if limit is not None:
+        limit(M_ARENA_MAX, 1)
+
+
 def give_back() -> None:
     """Give freed memory back to the system, in about 2 ms; does nothing where the C library has no way to."""
-    trim = malloc_trim()
+    trim = of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 @cache
-def malloc_trim() -> Callable[[int], Any] | None:
-    """glibc's; None of another C library."""
+def of_glibc(name: str) -> Callable[..., Any] | None:
+    """A function that glibc has; None where another C library has none."""
     try:
-        found: Callable[[int], Any] = ctypes.CDLL(None).malloc_trim
+        found: Callable[..., Any] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError):
         return None
     return found
