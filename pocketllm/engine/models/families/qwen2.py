@@ -3,32 +3,25 @@
 Qwen Team 2024, "Qwen2 Technical Report" (arXiv 2407.10671); Qwen 2.5 is the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.blocks import (
     DENSE_OPS,
-    NEUTRAL_KEYS,
     Binder,
     DenseShape,
     Shapes,
     SwiGLU,
     attention_matrices,
-    context_length,
-    dense_unmet,
     gated_matrices,
     own_head,
-    read_dense_shape,
-    usable,
-    vocab_rows,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
-from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.contract import KVSpec
+from pocketllm.engine.models.parts.decoder_family import plain_family
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "qwen2"
@@ -99,40 +92,22 @@ class Qwen2Model:
         return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
 
 
-class Qwen2Family:
-    """How a qwen2 header is read and its model built."""
-
-    architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=DENSE_OPS | {"silu_mul"})
-
-    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
-        return usable(read_dense_shape, metadata, ARCHITECTURE).kv
-
-    def context_length(self, metadata: Mapping[str, Any]) -> int:
-        return usable(context_length, metadata, ARCHITECTURE)
-
-    def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
-        header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
-        shape = read_dense_shape(header, vocab_rows(checkpoint))
-        return dense_unmet(checkpoint, header, shape, NEUTRAL_KEYS, lambda: tensor_shapes(shape))
-
-    def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> Qwen2Model:
-        shape = usable(partial(read_dense_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
-        bind = Binder(checkpoint, ops, shape.eps)
-        embedding = bind.matrix("token_embd.weight")
-        return Qwen2Model(
-            ops=ops,
-            shape=shape,
-            embedding=embedding,
-            layers=[bind_layer(bind, f"blk.{number}.") for number in range(shape.num_layers)],
-            output_norm=bind.norm("output_norm"),
-            head=bind.head(embedding),
-            inv_freq=ops.load_vector(inverse_frequencies(shape.rope)),
-            rope_magnitude=rope_magnitude(shape.rope),
-            attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
-            kv_spec=shape.kv,
-            vocab_size=shape.vocab_size,
-        )
+def bind_model(bind: Binder, shape: DenseShape) -> Qwen2Model:
+    """All weights."""
+    ops, embedding = bind.ops, bind.matrix("token_embd.weight")
+    return Qwen2Model(
+        ops=ops,
+        shape=shape,
+        embedding=embedding,
+        layers=[bind_layer(bind, f"blk.{number}.") for number in range(shape.num_layers)],
+        output_norm=bind.norm("output_norm"),
+        head=bind.head(embedding),
+        inv_freq=ops.load_vector(inverse_frequencies(shape.rope)),
+        rope_magnitude=rope_magnitude(shape.rope),
+        attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
+        kv_spec=shape.kv,
+        vocab_size=shape.vocab_size,
+    )
 
 
 def bind_layer(bind: Binder, block: str) -> Layer:
@@ -147,4 +122,4 @@ def bind_layer(bind: Binder, block: str) -> Layer:
     )
 
 
-FAMILY = Qwen2Family()
+FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model)
