@@ -1,6 +1,7 @@
 """Every family over the CPU backend: captured, fed in several ways, held to the committed logits of transformers."""
 
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from pocketllm.engine.backends.cpu.ops import CpuOps
-from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.models.registry import find_family, known_architectures
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from tests.native import cpu_ops, usable_isas
 from tests.parity.drive import Driver, Float32Array, chunks, nmse
 from tests.parity.routes import decided
 from tests.parity.test_llama import SHAPES, random_steps
+from tests.parity.tiny_families import TinyFamily, write_family
 from tests.tiny import TinyLlama, textbook_logits, write_llama
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -29,6 +31,7 @@ FAMILIES = sorted(path.stem for path in ORACLES.glob("*.gguf") if runs(path))
 EXACT = {"activation_dtype": "float32", "kv_dtype": "float32"}
 TOLERANCES = {"float32": (EXACT, 1e-9), "int8": ({}, 3e-3)}
 """Settings of the backend, and the squared error that its rounding may make, over the squared size of the logits."""
+PACKED = sorted(set(known_architectures()) - {"llama"})  # that one has files of its own, of every quant type
 ROUTED = {"xing4_iq4_nl"}
 """Packed mixtures: with int8 a token at a near tie may get another expert. Those are counted, and left out."""
 
@@ -91,6 +94,21 @@ def test_a_sequence_that_continues_on_the_blocks_of_another_gives_its_bits(name:
     [_, warm] = driver.run([ids, ids], [[(1, len(ids) - 16)]])
 
     assert np.array_equal(warm, cold[16:])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "quant_type"), list(zip(PACKED, cycle(("Q4_0", "Q5_1", "Q8_0", "MXFP4")), strict=False))
+)
+def test_packed_files_agree_with_the_reference_where_activations_are_floats(
+    architecture: str, quant_type: str, tmp_path: Path
+) -> None:
+    spec = TinyFamily(architecture, 81, {"expert_feed_forward_length": 64}, quant_type=quant_type)
+    path = write_family(tmp_path / "tiny.gguf", spec)
+    ids = np.random.RandomState(8).randint(20, 512, 40).tolist()
+    [expected] = Driver(path).run([ids], chunks(40, 40))
+    [got] = Driver(path, ops=cpu_ops(2, **EXACT)).run([ids], chunks(40, 9))
+
+    assert nmse(got, expected) <= 1e-9
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
