@@ -203,6 +203,19 @@ def test_logits_of_a_directory_agree_with_transformers(name: str, dtype: str, tm
         assert nmse(got, logits_of(model, ids)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen35moe"])
+def test_experts_that_lie_together_are_those_that_lie_one_by_one(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name, torch.bfloat16)
+    model.save_pretrained(tmp_path / "together", save_original_format=False)
+    model.save_pretrained(tmp_path / "apart")
+    assert b"mlp.experts.gate_up_proj" in (tmp_path / "together" / "model.safetensors").read_bytes()
+    with open_checkpoint(tmp_path / "together") as together, open_checkpoint(tmp_path / "apart") as apart:
+        for part in ("gate", "up", "down"):
+            tensor = f"blk.1.ffn_{part}_exps.weight"
+            assert together.tensor(tensor).shape == apart.tensor(tensor).shape
+            assert together.data(tensor).tobytes() == apart.data(tensor).tobytes()
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_ids_of_a_thousand_random_strings_are_those_of_the_tokenizers_library(name: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Oracle
