@@ -198,7 +198,7 @@ def indented(facts: list[tuple[str, str]]) -> list[str]:
 
 def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
     """The machine, line by line."""
-    from pocketllm.engine.plan import gib
+    from pocketllm.engine.memory import gib
 
     return [
         ("cpu", f"{machine['cpu']} ({machine['architecture']}), {machine['num_cores']} cores usable"),
@@ -212,19 +212,32 @@ def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """What the model would become."""
-    from pocketllm.engine.plan import gib
+    from pocketllm.engine.memory import gib
 
     facts = [
         ("would run on", f"{plan['backend']} ({plan['device']}), {how(plan)}"),
         ("weights", gib(plan["weights_bytes"])),
         ("context", f"{plan['max_model_len']:,} tokens of the checkpoint's {plan['context_length']:,}"),
         ("cache", f"{gib(plan['kv_bytes'])}, {plan['num_blocks']:,} blocks of {plan['block_size']} tokens"),
+        *window_facts(plan),
         *([("states", f"{gib(plan['state_bytes'])} for recurrent layers")] if plan["state_bytes"] else []),
         ("working memory", gib(plan["scratch_bytes"])),
         ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
         ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
     ]
     return facts + [("note", note) for note in plan["notes"]]
+
+
+def window_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the cache's layers that see a window come to; nothing of a model without such layers."""
+    from pocketllm.engine.memory import gib
+
+    if not plan["window"]:
+        return []
+    what = (
+        f"{plan['num_window_blocks']:,} blocks of the cache, {gib(plan['window_bytes_per_request'])} a request at most"
+    )
+    return [("windows", f"{plan['window']:,} tokens: {what}")]
 
 
 def how(plan: dict[str, Any]) -> str:

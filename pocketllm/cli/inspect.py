@@ -196,6 +196,9 @@ def memory_facts(memory: dict[str, Any]) -> list[tuple[str, str]]:
     for kind, per_token in memory["kv_bytes_per_token"].items():
         whole = f" · {size_text(memory['kv_bytes_context'][kind])} a context" if memory["kv_bytes_context"] else ""
         rows.append((f"cache in {kind}", f"{per_token:,} B a token{whole}"))
+    for kind, per_token in (memory["window_bytes_per_token"] or {}).items():
+        latest = f"{memory['window_tokens']:,} tokens"
+        rows.append((f"beside it, of the latest {latest}", f"{per_token:,} B a token in {kind}"))
     if memory["state_bytes_per_request"]:
         rows.append(("recurrent states", f"{size_text(memory['state_bytes_per_request'])} a request, in float32"))
     return [*rows, ("cache sizes from", memory["source"])]

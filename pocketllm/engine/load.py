@@ -15,10 +15,11 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
+from pocketllm.engine.memory import gib
 from pocketllm.engine.models.contract import Model, logit_cap, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
-from pocketllm.engine.plan import EnginePlan, backend_options, gib, make_plan, plan_first
+from pocketllm.engine.plan import EnginePlan, backend_options, make_plan, plan_first
 from pocketllm.engine.structured.compiler import Vocabulary
 from pocketllm.engine.text.chat_template import ChatTemplate
 from pocketllm.engine.text.tokenizer import Tokenizer
@@ -54,7 +55,8 @@ class Engine:
 
     def _new_loop(self) -> EngineLoop:
         spec, limits, ops = self.model.kv_spec, self.plan.limits, self.backend.ops
-        cache = spec.allocate(ops, limits.num_blocks, limits.block_size, limits.num_state_slots)
+        sizes = limits.num_blocks, limits.block_size, limits.num_state_slots, limits.num_window_blocks
+        cache = spec.allocate(ops, *sizes)
         forward = ops.capture(lambda batch: self.model.forward(batch, cache), limits.max_num_batched_tokens)
         states, paged = states_in(spec, cache), paged_in(spec, cache)
 

@@ -5,18 +5,26 @@ plan. Nothing here is clamped: a value the user gave is kept or refused, and a v
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import ceil, prod
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
+from pocketllm.engine.memory import (
+    MemoryPlan,
+    Window,
+    keeps_prompt_ends,
+    loaded_tensors,
+    num_state_slots,
+    plan_memory,
+    prompt_end_bytes,
+    step_scratch,
+    weights_bytes,
+)
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
-from pocketllm.engine.models.header import nextn_tensors
 from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.engine.weights.quant import known_types
 from pocketllm.errors import UnsupportedFeatureError
 
-DEFAULT_KV_BYTES = 1 << 30
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 
@@ -41,6 +49,12 @@ class Limits:
     """Whether a prompt that is repeated whole computes nothing, of a model with recurrent states."""
     max_steps_in_flight: int = 1
     """1: a step's tokens are known before the next is launched. 2: the next is launched while they are being drawn."""
+    window: int = 0
+    """How many of the latest tokens layers that see a window look at; 0 for a model without such layers."""
+    window_blocks_per_request: int = 0
+    """Most blocks of those layers that one request has at once."""
+    num_window_blocks: int = 0
+    """How many there are for all."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,11 @@ class EnginePlan:
     """Longest context the checkpoint was made for."""
     weights_bytes: int
     kv_bytes_per_token: int
+    """Over all layers that keep every token."""
+    window_bytes_per_request: int
+    """What a long request takes beside them in layers that see a window; 0 for a model without such layers."""
     kv_bytes: int
+    """Both, for all requests."""
     state_bytes: int
     """Recurrent states of running requests and snapshots, and logits of prompts' ends; 0 for a model without states."""
     scratch_bytes: int
@@ -107,20 +125,30 @@ def make_plan(
     reasons = unreadable_tensors(checkpoint, capability, tables)
     if isinstance(family, str):
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture})", [family, *reasons])
-    reasons = [*family.unmet(checkpoint), *reasons, *unmet_capabilities(options, family, capability, checkpoint.metadata)]
+    reasons = [
+        *family.unmet(checkpoint),
+        *reasons,
+        *unmet_capabilities(options, family, capability, checkpoint.metadata),
+    ]
     if reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
 
     context = family.context_length(checkpoint.metadata)
     spec = family.kv_spec(checkpoint.metadata)
-    per_token = bytes_in_blocks(spec, capability.kv_element_bytes, capability.kv_scale_bytes, options.block_size)
+    element = capability.kv_element_bytes, capability.kv_scale_bytes
+    per_token = bytes_in_blocks(spec, *element, options.block_size)
+    in_flight = max_steps_in_flight(options, spec, capability)
+    window = Window(spec.window_tokens(), spec.bytes_in_window(*element), in_flight)
     states = num_state_slots(options, spec) * spec.bytes_per_sequence()
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
     ends = prompt_end_bytes(options, spec, checkpoint, capability)
-    memory = plan_memory(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch)
+    memory = plan_memory(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch, window)
     if memory.reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
+    limits = make_limits(options, memory, window, num_state_slots(options, spec))
+    keeps_ends = keeps_prompt_ends(options, spec, capability)
+    limits = replace(limits, keeps_prompt_ends=keeps_ends, max_steps_in_flight=in_flight)
     return EnginePlan(
         model=model,
         architecture=architecture,
@@ -137,16 +165,12 @@ def make_plan(
         context_length=context,
         weights_bytes=weights,
         kv_bytes_per_token=per_token,
-        kv_bytes=memory.num_blocks * options.block_size * per_token,
+        window_bytes_per_request=limits.window_blocks_per_request * options.block_size * window.bytes_per_token,
+        kv_bytes=options.block_size
+        * (memory.num_blocks * per_token + memory.num_window_blocks * window.bytes_per_token),
         state_bytes=states + ends,
         scratch_bytes=scratch.of(memory.max_model_len),
-        limits=make_limits(
-            options,
-            memory,
-            num_state_slots(options, spec),
-            keeps_prompt_ends(options, spec, capability),
-            max_steps_in_flight(options, spec, capability),
-        ),
+        limits=limits,
         notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
@@ -259,145 +283,13 @@ def width_notes(options: EngineOptions, capability: BackendCapability) -> list[s
     ]
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Scratch:
-    """Working memory of a step, in bytes: a part of its own, and a part that grows with the longest request."""
-
-    fixed: int = 0
-    per_key: int = 0
-
-    def of(self, length: int) -> int:
-        """All of it when the longest request has that many tokens."""
-        return self.fixed + self.per_key * length
-
-
-NO_SCRATCH = Scratch()
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Context and cache size, or the reasons why they cannot be had."""
-
-    max_model_len: int
-    num_blocks: int
-    notes: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-
-COPY = "copy_blocks"
-"""The op without which no end of a prompt is kept."""
-TABLES = ("token_embd.weight", "output.weight")
-"""Matrices with a row a token of the vocabulary."""
-
-
-def step_scratch(options: EngineOptions, checkpoint: Checkpoint, capability: BackendCapability) -> Scratch:
-    """Rows in and out of the widest matrices, logits and a sampler's copy of them, and attention's scores."""
-    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) >= 2]
-    tables = [tensor.shape[0] for tensor in matrices if tensor.name in TABLES]
-    widest = max((tensor.shape[-2] for tensor in matrices if tensor.shape[0] not in tables), default=0)
-    rows = 4 * 4 * options.max_num_batched_tokens * widest  # in, two products, and what they become, in float32
-    logits = 2 * 4 * options.max_num_seqs * max(tables, default=0)
-    queries = min(options.prefill_chunk, options.max_num_batched_tokens)
-    heads = query_heads(checkpoint.metadata)
-    return Scratch(rows + logits, capability.attention_scratch_bytes * heads * queries)
-
-
-def query_heads(metadata: Mapping[str, Any]) -> int:
-    """Most query heads of a layer, from the header; 1 where it does not say."""
-    count = metadata.get(f"{metadata.get('general.architecture')}.attention.head_count", 1)
-    return max(map(int, count)) if hasattr(count, "__iter__") else int(count)
-
-
-def plan_memory(
-    options: EngineOptions,
-    context: int,
-    bytes_per_token: int,
-    weights: int,
-    available: int | None,
-    scratch: Scratch = NO_SCRATCH,
-) -> MemoryPlan:
-    """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it.
-
-    weights: with whatever else is there whole from the beginning (recurrent states).
-    """
-    length = options.max_model_len or context
-    reasons = []
-    if length > context:
-        reasons.append(
-            f"max_model_len={length} is longer than the checkpoint's context of {context} tokens: lower --max-model-len"
-        )
-    block_bytes = options.block_size * bytes_per_token
-    blocks_per_request = -(-length // options.block_size)
-    one_request = blocks_per_request * block_bytes
-    room = None if available is None else available - weights - scratch.of(length)
-    if options.kv_cache_bytes is not None:
-        num_blocks = options.kv_cache_bytes // block_bytes
-        if num_blocks < blocks_per_request:
-            reasons.append(
-                f"kv_cache_bytes={options.kv_cache_bytes} holds {num_blocks * options.block_size} tokens, fewer than "
-                f"one request of max_model_len={length}: give {one_request} bytes or lower --max-model-len"
-            )
-    else:
-        wanted = options.max_num_seqs * one_request
-        budget = min(wanted, DEFAULT_KV_BYTES) if room is None else min(wanted, DEFAULT_KV_BYTES, max(room, 0))
-        num_blocks = max(budget // block_bytes, blocks_per_request)
-    needed = weights + num_blocks * block_bytes + scratch.of(length)
-    if available is not None and needed > available:
-        a_block = block_bytes + options.block_size * scratch.per_key
-        fitting = min(max(available - weights - scratch.fixed, 0) // a_block * options.block_size, context)
-        advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
-        if options.kv_cache_bytes is not None and room is not None and room >= one_request:
-            advice = f"set --kv-cache-bytes {room} or lower"
-        elif not fitting and options.block_size > length:
-            advice = "lower --block-size"
-        reasons.append(
-            f"weights, cache and working memory need {gib(needed)} ({gib(weights)} + {gib(num_blocks * block_bytes)} + "
-            f"{gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"
-        )
-    notes = []
-    num_full = num_blocks // blocks_per_request
-    if not reasons and num_full < options.max_num_seqs:
-        notes.append(
-            f"the cache holds {num_full} requests of max_model_len={length} at once, not max_num_seqs="
-            f"{options.max_num_seqs}; shorter ones share it"
-        )
-    return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons))
-
-
-def keeps_prompt_ends(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> bool:
-    """Whether what the ends of prompts leave is kept, see `PromptEnds`."""
-    return bool(num_state_slots(options, spec)) and options.prefix_cache and COPY in capability.ops
-
-
-def prompt_end_bytes(
-    options: EngineOptions, spec: CacheSpec, checkpoint: Checkpoint, capability: BackendCapability
-) -> int:
-    """Bytes of the logits that are kept of prompts' ends: a row of float32 for each of max_num_seqs."""
-    if not keeps_prompt_ends(options, spec, capability):
-        return 0
-    rows = [checkpoint.tensors[name].shape[0] for name in TABLES if name in checkpoint.tensors]
-    return 4 * options.max_num_seqs * max(rows, default=0)
-
-
-def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
-    """One for each running request, and as many for snapshots where prefixes are found again."""
-    return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
-
-
 def max_steps_in_flight(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> int:
     """What the backend takes, unless it was switched off; one where states are kept: a state cannot be told apart from
     that of a token further, so it is copied before the next step begins."""
     return capability.max_steps_in_flight if options.overlap and not spec.bytes_per_sequence() else 1
 
 
-def make_limits(
-    options: EngineOptions,
-    memory: MemoryPlan,
-    num_state_slots: int,
-    keeps_prompt_ends: bool,
-    max_steps_in_flight: int,
-) -> Limits:
+def make_limits(options: EngineOptions, memory: MemoryPlan, window: Window, num_state_slots: int) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -411,35 +303,10 @@ def make_limits(
         max_queued_requests=options.max_queued_requests,
         prefix_cache=options.prefix_cache,
         num_state_slots=num_state_slots,
-        keeps_prompt_ends=keeps_prompt_ends,
-        max_steps_in_flight=max_steps_in_flight,
+        window=window.size,
+        window_blocks_per_request=window.num_blocks(options, memory.max_model_len),
+        num_window_blocks=memory.num_window_blocks,
     )
-
-
-def gib(num_bytes: int) -> str:
-    """A size for people.
-
-    >>> gib(3 << 29)
-    '1.50 GiB'
-    """
-    return f"{num_bytes / (1 << 30):.2f} GiB"
-
-
-def weights_bytes(checkpoint: Checkpoint, capability: BackendCapability) -> int:
-    """Bytes the weights take once the backend has loaded them; vectors are float32 everywhere."""
-    total = 0.0
-    for tensor in loaded_tensors(checkpoint).values():
-        per_element = capability.weight_bytes_per_element.get(tensor.quant_type)
-        if len(tensor.shape) < 2:
-            per_element = 4.0
-        total += tensor.num_bytes if per_element is None else prod(tensor.shape) * per_element
-    return ceil(total)
-
-
-def loaded_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Tensor descriptions by name, without those of layers that are not computed."""
-    unread = nextn_tensors(checkpoint)
-    return {name: tensor for name, tensor in checkpoint.tensors.items() if name not in unread}
 
 
 def histogram(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:

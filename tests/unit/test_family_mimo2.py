@@ -26,7 +26,7 @@ def test_global_and_local_layers_keep_heads_of_their_own_number(tmp_path: Path) 
     keys = {"block_count": 4, HEADS: [2, 4, 4, 2], PATTERN: [False, True, True, False]}
 
     assert find_family("mimo2").kv_spec(TinyFamily("mimo2", keys=keys).metadata()) == SeveralCaches(
-        (KVSpec(2, 2, 24, 16), KVSpec(2, 4, 24, 16))
+        (KVSpec(2, 2, 24, 16), KVSpec(2, 4, 24, 16, window=8))
     )
     assert unmet(tmp_path) == []
 
@@ -35,7 +35,7 @@ def test_one_number_of_key_heads_is_that_of_all_layers() -> None:
     keys = {HEADS: 2}
 
     assert find_family("mimo2").kv_spec(TinyFamily("mimo2", keys=keys).metadata()) == SeveralCaches(
-        (KVSpec(1, 2, 24, 16), KVSpec(1, 2, 24, 16))
+        (KVSpec(1, 2, 24, 16), KVSpec(1, 2, 24, 16, window=8))
     )
 
 

@@ -47,10 +47,10 @@ CACHES = {
     "qwen35": HYBRID,
     "qwen35moe": HYBRID,
     "qwen3next": HYBRID,
-    "gpt-oss": KVSpec(2, 2, 16, 16),
+    "gpt-oss": SeveralCaches((KVSpec(1, 2, 16, 16), KVSpec(1, 2, 16, 16, window=8))),
     "lfm2": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
     "lfm2moe": SeveralCaches((KVSpec(1, 2, 16, 16), StateSpec(3, (2, 64)))),
-    "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16), KVSpec(2, 2, 32, 32))),
+    "gemma4": SeveralCaches((KVSpec(2, 2, 16, 16, window=8), KVSpec(2, 2, 32, 32))),
     "qwen4exp": SeveralCaches(
         (*HYBRID.parts[:1], LatentSpec(1, 16), *HYBRID.parts[1:], StateSpec(1, (9, 256)), StateSpec(1, (2, 1)))
     ),

@@ -49,6 +49,14 @@ class PlainFamily:
         def bytes_per_sequence() -> int:
             return 8
 
+        @staticmethod
+        def window_tokens() -> int:
+            return 512
+
+        @staticmethod
+        def bytes_in_window(element_bytes: int) -> int:
+            return 30 * element_bytes
+
     def kv_spec(self, metadata: object) -> type[kv]:
         return self.kv
 
@@ -128,6 +136,8 @@ def test_a_familys_reasons_and_sizes_are_its_own(tiny_gguf: Path) -> None:
     assert report["memory"]["kv_bytes_per_token"] == {"float16": 20, "float32": 40}
     assert report["memory"]["kv_bytes_context"] == {"float16": 2000, "float32": 4000}
     assert report["memory"]["state_bytes_per_request"] == 8
+    assert report["memory"]["window_tokens"] == 512
+    assert report["memory"]["window_bytes_per_token"] == {"float16": 60, "float32": 120}
     assert report["memory"]["source"] == "family plain"
 
 

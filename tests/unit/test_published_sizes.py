@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pocketllm.engine.models.contract import SeveralCaches
 from pocketllm.engine.models.families import glm5_next
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.registry import find_family
@@ -191,9 +190,8 @@ def test_a_token_keeps_the_published_bytes_in_half_precision(
     assert find_family(architecture).kv_spec(metadata).bytes_per_token(2) == expected
 
 
-def test_mimo_s_global_layers_keep_the_published_bytes_and_its_local_ones_are_paid_beside_them() -> None:
-    """Decision 23 says why a window's keys lie in blocks, too."""
+def test_mimo_pays_its_global_layers_for_every_token_and_its_local_ones_for_a_window() -> None:
     spec = find_family("mimo2").kv_spec(TinyFamily("mimo2", keys=MIMO).metadata())
 
-    assert isinstance(spec, SeveralCaches)
-    assert [part.bytes_per_token(2) for part in spec.parts] == [23_040, 39 * 8 * (192 + 128) * 2]
+    assert (spec.bytes_per_token(2), spec.window_tokens()) == (23_040, 128)
+    assert spec.bytes_in_window(2) == 39 * 8 * (192 + 128) * 2

@@ -1,6 +1,7 @@
 """From a schedule to the one flat batch that a model runs; numpy only, made anew each step."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,17 +37,18 @@ def build_ragged(schedule: Schedule, block_size: int, pending_ids: Mapping[Reque
     )
     rows = np.repeat(np.arange(len(requests)), counts)
     positions = np.arange(len(input_ids), dtype=np.int32) - query_start_loc[rows] + starts[rows]
+    places, offsets = (rows, positions // block_size), positions % block_size
     table = block_table(requests)
-    slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     return ForwardBatch(
         input_ids=input_ids,
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=starts + counts,
         block_table=table,
-        slot_mapping=slots,
+        slot_mapping=table[places].astype(np.int64) * block_size + offsets,
         logit_rows=logit_rows(schedule, query_start_loc),
         state_slots=np.array([slot for slot in (r.state_slot for r in requests) if slot is not None], np.int32),
+        **in_windows(requests, places, offsets, block_size),
     )
 
 
@@ -70,6 +72,7 @@ def build_singles(schedule: Schedule, block_size: int, pending_ids: Mapping[Requ
         slot_mapping=np.array(slots, np.int64),
         logit_rows=np.array([row for row, one in enumerate(requests) if num_logit_rows(schedule, one)], np.int32),
         state_slots=np.array([slot for slot in (r.state_slot for r in requests) if slot is not None], np.int32),
+        **in_windows(requests, (np.arange(len(requests)), positions // block_size), positions % block_size, block_size),
     )
 
 
@@ -77,6 +80,24 @@ def block_table(requests: list[Request]) -> np.ndarray[tuple[int, int], np.dtype
     """[requests, most blocks] the cache blocks of each request; -1 where it has none."""
     width = max(len(request.block_ids) for request in requests)
     return np.array([request.block_ids + [-1] * (width - len(request.block_ids)) for request in requests], np.int32)
+
+
+def in_windows(
+    requests: list[Request], places: tuple[Any, Any], offsets: Any, block_size: int
+) -> dict[str, np.ndarray[Any, Any]]:
+    """A batch's window_table and window_slots; nothing of a model without layers that see a window.
+
+    places, offsets: of each token, its row and block in the table, and where in that block. A request's first block
+    stands in place of those before it, too.
+    """
+    if not requests[0].window_block_ids:
+        return {}
+    table = np.full((len(requests), max(len(request.block_ids) for request in requests)), -1, np.int32)
+    for row, request in enumerate(requests):
+        first, ids = request.num_gone_blocks, request.window_block_ids
+        table[row, :first] = ids[0]
+        table[row, first : first + len(ids)] = ids
+    return {"window_table": table, "window_slots": table[places].astype(np.int64) * block_size + offsets}
 
 
 def token_ids(request: Request, start: int, count: int, pending_ids: Mapping[Request, int]) -> list[int]:

@@ -81,6 +81,10 @@ class Request:
     max_output_tokens: int = 0
     """`params.max_tokens`, or what the context leaves; set when the request is accepted."""
     block_ids: list[int] = field(default_factory=list)
+    window_block_ids: list[int] = field(default_factory=list)
+    """Blocks of layers that see a window, from number `num_gone_blocks` on; empty of a model without any."""
+    num_gone_blocks: int = 0
+    """First blocks of those layers that no token to come sees, and that were given back."""
     block_keys: list[bytes] = field(default_factory=list)
     """Prefix cache keys of its first full blocks, as far as they were asked for."""
     num_kept_blocks: int = 0
@@ -118,8 +122,12 @@ class Request:
     @property
     def num_computable_tokens(self) -> int:
         """Tokens that are there or on their way, but for an answer's last, which nothing follows."""
-        longest = len(self.prompt_token_ids) + max(self.max_output_tokens - 1, 0)
-        return min(self.num_tokens + self.num_pending_tokens, longest)
+        return min(self.num_tokens + self.num_pending_tokens, self.max_computed_tokens)
+
+    @property
+    def max_computed_tokens(self) -> int:
+        """Tokens that it computes at most, with an answer of `max_output_tokens`."""
+        return len(self.prompt_token_ids) + max(self.max_output_tokens - 1, 0)
 
     @property
     def is_scored(self) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pocketllm.engine.lifecycle.kv.block_pool import BlockPool, blocks_for
+from pocketllm.engine.lifecycle.kv.block_groups import BlockGroup, WindowGroup
+from pocketllm.engine.lifecycle.kv.block_pool import blocks_for
 from pocketllm.engine.lifecycle.kv.prefix_cache import PrefixCache
 from pocketllm.engine.lifecycle.kv.prompt_ends import PromptEnds
 from pocketllm.engine.lifecycle.kv.state_slots import Copy, StateSlots
@@ -52,18 +53,22 @@ class Scheduler:
     def __init__(self, limits: Limits, vocab_size: int, cache_seed: bytes = b"") -> None:
         self.limits = limits
         self.vocab_size = vocab_size
-        self.pool = BlockPool(limits.num_blocks)
+        everywhere = BlockGroup(limits.num_blocks, limits)
+        self.pool = everywhere.pool
+        self.windows = WindowGroup(limits) if limits.window else None
+        self._groups = [everywhere] if self.windows is None else [everywhere, self.windows]
         self.states = StateSlots(limits.num_state_slots) if limits.num_state_slots else None
         self.ends: PromptEnds | None = None
         if self.states is not None and limits.keeps_prompt_ends:
             self.ends = PromptEnds(self.pool, self.states, limits.block_size, most=limits.max_num_seqs)
         self.prefix_cache: PrefixCache | None = None
         if limits.prefix_cache:
-            self.prefix_cache = PrefixCache(self.pool, limits.block_size, cache_seed, self.states, self.ends)
+            self.prefix_cache = PrefixCache(
+                self.pool, limits.block_size, cache_seed, self.states, self.ends, self.windows
+            )
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
-        self._watermark_blocks = int(limits.watermark * limits.num_blocks)
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +81,7 @@ class Scheduler:
         check_token_ids(request.params.stop_token_ids, self.vocab_size, "stop_token_ids")
         check_token_ids([token_id for token_id, _ in request.params.logit_bias], self.vocab_size, "logit_bias")
         request.max_output_tokens = self._max_output_tokens(request)
-        needed = self._full_blocks(request)
+        needed = blocks_for(request.max_computed_tokens, self.limits.block_size)
         if needed > self.limits.num_blocks:
             capacity = self.limits.num_blocks * self.limits.block_size
             raise ContextLengthError(
@@ -161,7 +166,7 @@ class Scheduler:
         if len(self.running) * (blocks_for(chunk, self.limits.block_size) + 1) <= self.pool.num_free:
             return False
         ends = [(one, min(one.num_computable_tokens, one.num_started_tokens + chunk)) for one in self.running]
-        return sum(self._missing_blocks(*end) for end in ends) > self.pool.num_free
+        return any(sum(group.num_missing(*end) for end in ends) > group.pool.num_free for group in self._groups)
 
     def _start(self, tokens: Mapping[Request, int]) -> frozenset[Request]:
         """Book a step as being in flight; returns the requests that catch up with it."""
@@ -184,13 +189,13 @@ class Scheduler:
             if not count:  # its last token is on its way
                 index += 1
                 continue
-            missing = self._missing_blocks(request, request.num_started_tokens + count)
-            while missing > self.pool.num_free and self.running[-1] is not request:
+            end = request.num_started_tokens + count
+            while not self._has_room(request, end) and self.running[-1] is not request:
                 preempted.append(self._preempt_youngest())
-            if missing > self.pool.num_free:
+            if not self._has_room(request, end):
                 preempted.append(self._preempt_youngest())
                 break
-            request.block_ids += self.pool.allocate(missing)
+            self._take_blocks(request, end)
             tokens[request] = count
             budget -= count
             index += 1
@@ -227,8 +232,7 @@ class Scheduler:
             if self.states is not None:
                 known = request.block_keys[: len(request.block_ids)][-1:] if end is None else [end[0]]
                 self.states.open(request, known[0] if known else None)
-            missing = self._missing_blocks(request, request.num_computed_tokens + count)
-            request.block_ids += self.pool.allocate(missing)
+            self._take_blocks(request, request.num_computed_tokens + count)
             request.move_to(RequestState.RUNNING)
             self.running.append(request)
             tokens[request] = count
@@ -244,6 +248,8 @@ class Scheduler:
         if self.prefix_cache is not None:
             request.block_ids = self.prefix_cache.match(request)
             self.pool.share(request.block_ids)
+            if self.windows is not None:
+                self.windows.resume(request, len(request.block_ids))
             request.num_kept_blocks = len(request.block_ids)
             request.num_computed_tokens = len(request.block_ids) * self.limits.block_size
 
@@ -261,14 +267,7 @@ class Scheduler:
         """Whether the pool can take one more: what is known to be needed, and `reserve` of what may be."""
         if not self.running:
             return True  # alone it fits, `check` saw to that
-        certain, possible = 0, 0
-        for other in (*self.running, request):
-            # tokens it has now, one more than is computed before the next draw
-            known = self._missing_blocks(other, other.num_tokens + other.num_pending_tokens)
-            certain += known
-            possible += max(self._full_blocks(other) - len(other.block_ids) - known, 0)
-        needed = certain + int(self.limits.reserve * possible + 0.999999)
-        return needed <= self.pool.num_free - self._watermark_blocks
+        return all(group.can_admit((*self.running, request)) for group in self._groups)
 
     # -- after the step ----------------------------------------------------------------------------------------------
     def update(self, schedule: Schedule) -> list[Request]:
@@ -285,6 +284,8 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens, request.request_id
             if self.prefix_cache is not None:
                 self.prefix_cache.keep(request)
+            if self.windows is not None:
+                self.windows.give_back(request)
             if request in schedule.ready:
                 request.num_pending_tokens -= request.max_output_tokens > 0
                 caught_up.append(request)
@@ -308,6 +309,8 @@ class Scheduler:
             self.waiting.remove(request)
         if not is_sound:
             self.pool.forget(request.block_ids)
+            if self.windows is not None:
+                self.windows.forget(request)
             if self.states is not None:
                 self.states.pool.forget_all()  # copies may not have been made
             if self.ends is not None:
@@ -316,20 +319,19 @@ class Scheduler:
         request.move_to(RequestState.FINISHED)
 
     def _release(self, request: Request) -> None:
-        self.pool.free(request.block_ids)
-        request.block_ids.clear()
+        for group in self._groups:
+            group.release(request)
         if self.states is not None:
             self.states.close(request)
         request.num_kept_blocks = request.num_computed_tokens = 0
         request.num_in_flight_tokens = request.num_pending_tokens = 0
 
-    def _missing_blocks(self, request: Request, num_tokens: int) -> int:
-        return max(blocks_for(num_tokens, self.limits.block_size) - len(request.block_ids), 0)
+    def _has_room(self, request: Request, num_tokens: int) -> bool:
+        return all(group.has_room(request, num_tokens) for group in self._groups)
 
-    def _full_blocks(self, request: Request) -> int:
-        # the last token is drawn and never computed
-        longest = len(request.prompt_token_ids) + max(request.max_output_tokens - 1, 0)
-        return blocks_for(longest, self.limits.block_size)
+    def _take_blocks(self, request: Request, num_tokens: int) -> None:
+        for group in self._groups:
+            group.take(request, num_tokens)
 
 
 def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -5,14 +5,14 @@ a family adds to that, or does in another order, is in its own file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Weight
-from pocketllm.engine.models.contract import Checkpoint, KVSpec
+from pocketllm.engine.models.contract import Checkpoint, KVSpec, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, filled, is_list, misfit, short, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, read_rope
 
@@ -98,6 +98,22 @@ class Windows:
         if isinstance(self.pattern, int):
             return self.size if (layer + 1) % self.pattern else None
         return self.size if self.pattern[layer] else None
+
+    def place(self, layer: int) -> int:
+        """Which layer of its kind's cache it is: how many before it see as much."""
+        return sum(self.of(before) == self.of(layer) for before in range(layer))
+
+    def caches(self, everywhere: KVSpec, local: KVSpec | None = None) -> SeveralCaches:
+        """The global layers' cache first and the local layers' last, one cache where all are of a kind.
+
+        everywhere: with the number of all layers; local: the same of a local layer's heads, where they differ.
+        """
+        num_local = sum(self.of(layer) is not None for layer in range(everywhere.num_layers))
+        parts = (
+            replace(everywhere, num_layers=everywhere.num_layers - num_local),
+            replace(local or everywhere, num_layers=num_local, window=self.size),
+        )
+        return SeveralCaches(tuple(part for part in parts if part.num_layers))
 
 
 def read_windows(header: HeaderReader, num_layers: int, period: int, size: int | None = None) -> Windows:

@@ -19,7 +19,8 @@ from pocketllm.engine.backends.api.ops import KVCache, Ops, Projection, States, 
 class CacheSpec(Protocol):
     """What a model keeps of every token of a sequence: keys and values, a latent, or several of these side by side.
 
-    All kinds live in the same blocks: a block of a sequence is one range of its tokens in every cache.
+    What is kept of every token lies in the same blocks: one of a sequence is one range of its tokens in every cache.
+    Layers that see a window have blocks of their own, of the same size.
     """
 
     def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
@@ -27,39 +28,63 @@ class CacheSpec(Protocol):
 
     def bytes_per_sequence(self) -> int:
         """Bytes that one sequence takes beside, however long it is: its recurrent states."""
+        return 0
 
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+    def window_tokens(self) -> int:
+        """How many of the latest tokens layers that see a window look at; 0 without such layers."""
+        return 0
+
+    def bytes_in_window(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        """Bytes that one token takes in all of those, while they keep it."""
+        return 0
+
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
         """Empty caches of num_blocks blocks of block_size tokens, as `Model.forward` is given them.
 
-        num_slots: how many recurrent states there is room for, of a model that has some.
+        num_slots: how many recurrent states there is room for, of a model that has some; num_window_blocks: blocks of
+        its layers that see a window.
         """
 
 
 @dataclass(frozen=True)
-class KVSpec:
-    """Keys and values: `num_layers` layers, each with `num_kv_heads` heads of `key_dim` + `value_dim` values."""
+class KVSpec(CacheSpec):
+    """Keys and values: `num_layers` layers, each with `num_kv_heads` heads of `key_dim` + `value_dim` values.
+
+    window: each layer sees itself and the window - 1 tokens before it, so that older ones are not kept; None: all.
+    """
 
     num_layers: int
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None
 
-    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
-        """Bytes that one token adds to the cache over all layers; scale_bytes: beside each head's key and value."""
+    def _bytes_of_token(self, element_bytes: float, scale_bytes: int) -> int:
         each = (self.key_dim + self.value_dim) * element_bytes + 2 * scale_bytes
         return ceil(self.num_layers * self.num_kv_heads * each)
 
-    def bytes_per_sequence(self) -> int:
-        return 0
+    def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return self._bytes_of_token(element_bytes, scale_bytes) if self.window is None else 0
 
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
-        return ops.new_kv_cache(
-            self.num_layers, self.num_kv_heads, self.key_dim, self.value_dim, num_blocks, block_size
-        )
+    def window_tokens(self) -> int:
+        return self.window or 0
+
+    def bytes_in_window(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return self._bytes_of_token(element_bytes, scale_bytes) if self.window is not None else 0
+
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
+        shape = self.num_layers, self.num_kv_heads, self.key_dim, self.value_dim
+        if self.window is None:
+            return ops.new_kv_cache(*shape, num_blocks, block_size)
+        return ops.new_kv_cache(*shape, num_window_blocks, block_size, in_windows=True)
 
 
 @dataclass(frozen=True)
-class LatentSpec:
+class LatentSpec(CacheSpec):
     """One vector of `dim` values in each of `num_layers` layers, which all heads share.
 
     The latent of multi-head latent attention with its one rotated key (DeepSeek-AI 2024, arXiv 2405.04434).
@@ -71,15 +96,14 @@ class LatentSpec:
     def bytes_per_token(self, element_bytes: float, scale_bytes: int = 0) -> int:
         return ceil(self.num_layers * (self.dim * element_bytes + scale_bytes))
 
-    def bytes_per_sequence(self) -> int:
-        return 0
-
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
         return ops.new_latent_cache(self.num_layers, self.dim, num_blocks, block_size)
 
 
 @dataclass(frozen=True)
-class CompressedSpec:
+class CompressedSpec(CacheSpec):
     """One vector of `dim` values for every `ratio` tokens in each of `num_layers` layers, which all heads share."""
 
     num_layers: int
@@ -90,15 +114,14 @@ class CompressedSpec:
         """In blocks of whole groups; shorter blocks hold one vector each: see `bytes_in_blocks`."""
         return ceil(self.num_layers * (self.dim * element_bytes + scale_bytes) / self.ratio)
 
-    def bytes_per_sequence(self) -> int:
-        return 0
-
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
         return ops.new_compressed_cache(self.num_layers, self.dim, self.ratio, num_blocks, block_size)
 
 
 @dataclass(frozen=True)
-class SeveralCaches:
+class SeveralCaches(CacheSpec):
     """Caches of different kinds or shapes side by side; allocated, they are a tuple in this order."""
 
     parts: tuple[CacheSpec, ...]
@@ -109,12 +132,20 @@ class SeveralCaches:
     def bytes_per_sequence(self) -> int:
         return sum(part.bytes_per_sequence() for part in self.parts)
 
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
-        return tuple(part.allocate(ops, num_blocks, block_size, num_slots) for part in self.parts)
+    def window_tokens(self) -> int:
+        return max((part.window_tokens() for part in self.parts), default=0)
+
+    def bytes_in_window(self, element_bytes: float, scale_bytes: int = 0) -> int:
+        return sum(part.bytes_in_window(element_bytes, scale_bytes) for part in self.parts)
+
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
+        return tuple(part.allocate(ops, num_blocks, block_size, num_slots, num_window_blocks) for part in self.parts)
 
 
 @dataclass(frozen=True)
-class StateSpec:
+class StateSpec(CacheSpec):
     """A recurrent state in each of `num_layers` layers, of one size whatever the sequence's length; float32.
 
     conv: the [rows, channels] that a causal convolution looks back on; delta: the matrices [heads, key_dim, value_dim]
@@ -131,7 +162,9 @@ class StateSpec:
     def bytes_per_sequence(self) -> int:
         return 4 * self.num_layers * (prod(self.conv) + prod(self.delta))
 
-    def allocate(self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0) -> KVCache:
+    def allocate(
+        self, ops: Ops, num_blocks: int, block_size: int, num_slots: int = 0, num_window_blocks: int = 0
+    ) -> KVCache:
         return ops.new_states(self.num_layers, self.conv, self.delta, num_slots)
 
 

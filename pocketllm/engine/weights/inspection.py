@@ -30,6 +30,12 @@ class CacheShape(Protocol):
     def bytes_per_sequence(self) -> int:
         """Bytes that one sequence takes beside, however long it is."""
 
+    def window_tokens(self) -> int:
+        """How many of the latest tokens layers that see a window look at; 0 without such layers."""
+
+    def bytes_in_window(self, element_bytes: int) -> int:
+        """Bytes that one token takes in all of those, while they keep it."""
+
 
 class Family(Protocol):
     """The part of a model family that an inspection asks; `models.contract.ModelFamily` is the real one."""
@@ -194,8 +200,8 @@ def finite(value: Any) -> Any:
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def memory_plan(checkpoint: Checkpoint, family: Family | str, loaded: Sequence[TensorInfo]) -> dict[str, Any]:
-    """Bytes of the weights and of the cache, per token and for the whole context, by the cache's element type; and of
-    a request's recurrent states.
+    """Bytes of the weights and of the cache, per token and for the whole context, by the cache's element type; of a
+    request's recurrent states; and of a token in layers that see a window, which keep their latest tokens alone.
 
     loaded: tensors that are. From the family when there is one that reads the header, else an estimate for plain
     attention; None: not known.
@@ -208,6 +214,8 @@ def memory_plan(checkpoint: Checkpoint, family: Family | str, loaded: Sequence[T
         "kv_bytes_per_token": None,
         "kv_bytes_context": None,
         "state_bytes_per_request": None,
+        "window_tokens": None,
+        "window_bytes_per_token": None,
     }
     architecture = readable(checkpoint, "general.architecture")
     try:
@@ -219,6 +227,10 @@ def memory_plan(checkpoint: Checkpoint, family: Family | str, loaded: Sequence[T
             spec = family.kv_spec(checkpoint.metadata)
             per_element = spec.bytes_per_token(1)
             plan["state_bytes_per_request"] = spec.bytes_per_sequence()
+            if window := spec.window_tokens():
+                in_window = spec.bytes_in_window(1)
+                plan["window_tokens"] = window
+                plan["window_bytes_per_token"] = {kind: in_window * size for kind, size in KV_ELEMENT_BYTES.items()}
             context, source = family.context_length(checkpoint.metadata), f"family {family.architecture}"
     except GGUFError:
         return plan

@@ -175,9 +175,20 @@ class Ops(Protocol):
         """Keep a small float32 vector (a norm's weight, a bias, frequencies)."""
 
     def new_kv_cache(
-        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        num_blocks: int,
+        block_size: int,
+        in_windows: bool = False,
     ) -> KVCache:
-        """An empty paged cache of num_blocks blocks of block_size tokens for each layer."""
+        """An empty paged cache of num_blocks blocks of block_size tokens for each layer.
+
+        in_windows: a batch's window_table and window_slots say which block is whose, and attention looks at nothing
+        that its window hides.
+        """
 
     def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> KVCache:
         """An empty paged cache of one vector of dim values a token and layer, in num_blocks blocks of block_size."""
@@ -219,7 +230,7 @@ class Ops(Protocol):
         """Rotate each head's leading values by its token's angles (Su et al. 2021). x: [tokens, heads * head_dim]."""
 
     def store_kv(self, cache: KVCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """Write this step's keys and values into the cache, in place, at `batch.slot_mapping`."""
+        """Write this step's keys and values into the cache, in place, where the batch says."""
 
     def attention(self, q: Tensor, cache: KVCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
         """Causal attention of each sequence's new tokens over its own cached tokens: [tokens, heads * head_dim]."""

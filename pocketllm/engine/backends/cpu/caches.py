@@ -38,6 +38,7 @@ class KVCache(PagedCache):
     def __init__(
         self, engine: Engine, dtype: int, num_layers: int, kv_heads: int, key_dim: int, value_dim: int, *blocks: int
     ) -> None:
+        """blocks: how many, of how many tokens, and whether they are in windows."""
         self.kv_heads, self.key_dim, self.value_dim, self.num_blocks = kv_heads, key_dim, value_dim, blocks[0]
         new = engine.library.kv_new(dtype, num_layers, kv_heads, key_dim, value_dim, *blocks)
         super().__init__(new, engine.library.kv_free, engine)

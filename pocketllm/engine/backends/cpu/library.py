@@ -17,7 +17,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import MachineError, OptionError, PocketLLMError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
-ABI_VERSION = 3
+ABI_VERSION = 4
 """kAbiVersion in native/runtime/abi.h."""
 NOTE = "native_build.txt"
 """What came of the build, beside the library."""
@@ -44,6 +44,8 @@ class Step(ctypes.Structure):
                 "slot_mapping",
                 "logit_rows",
                 "state_slots",
+                "window_table",
+                "window_slots",
             )
         ),
     )
@@ -219,7 +221,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "matrix_new": (c_void_p, (c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p)),
     "profile_start": (None, (c_void_p,)),
     "profile_read": (c_char_p, (c_void_p, c_int32, POINTER(c_double))),
-    "kv_new": (c_void_p, (c_int32,) * 7),
+    "kv_new": (c_void_p, (c_int32,) * 8),
     "latent_new": (c_void_p, (c_int32,) * 5),
     "compressed_new": (c_void_p, (c_int32,) * 6),
     "kv_free": (None, (c_void_p,)),

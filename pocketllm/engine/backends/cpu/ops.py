@@ -67,10 +67,18 @@ class CpuOps(MixtureOps, LatentOps, SelectionOps, CompressedOps, RecurrentOps, S
         return np.array(values, dtype=np.float32)
 
     def new_kv_cache(
-        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        num_blocks: int,
+        block_size: int,
+        in_windows: bool = False,
     ) -> KVCache:
         """Zeros, which the operating system hands out as they are written."""
-        return KVCache(self.engine, self.kv_dtype, num_layers, num_kv_heads, key_dim, value_dim, num_blocks, block_size)
+        shape = num_layers, num_kv_heads, key_dim, value_dim
+        return KVCache(self.engine, self.kv_dtype, *shape, num_blocks, block_size, in_windows)
 
     # -- each step -----------------------------------------------------------------------------------------------------
     def embed(self, table: Matrix, input_ids: npt.NDArray[np.int32], scale: float = 1.0) -> Any:

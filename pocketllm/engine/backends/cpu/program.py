@@ -132,7 +132,10 @@ def fill(step: Step, batch: ForwardBatch) -> list[npt.NDArray[Any]]:
         np.ascontiguousarray(batch.slot_mapping, np.int64),
         np.ascontiguousarray(batch.logit_rows, np.int32),
         np.ascontiguousarray(batch.state_slots, np.int32),
+        np.ascontiguousarray(batch.window_table, np.int32),
+        np.ascontiguousarray(batch.window_slots, np.int64),
     ]
+    assert kept[8].size in (0, kept[4].size), (kept[8].shape, kept[4].shape)
     step.num_tokens, step.num_logit_rows, step.num_state_slots = len(kept[0]), len(kept[6]), len(kept[7])
     step.num_sequences, step.table_width = kept[4].shape
     (
@@ -144,7 +147,11 @@ def fill(step: Step, batch: ForwardBatch) -> list[npt.NDArray[Any]]:
         step.slot_mapping,
         step.logit_rows,
         step.state_slots,
+        step.window_table,
+        step.window_slots,
     ) = [array.ctypes.data for array in kept]
+    if not len(batch.window_slots):
+        step.window_table = step.window_slots = None
     return kept
 
 

@@ -28,6 +28,8 @@ class PagedCache:
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
+    in_windows: bool = False
+    """Whether a batch's window_table and window_slots are of its blocks."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A step's batch on the device: one copy of all its numbers, and which sequences have one token or more."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ class DeviceBatch:
     tile_firsts: Tensor
     max_length: int
     """No sequence with one token is longer."""
+    window_table: Tensor
+    """As block_table and slot_mapping, of caches in windows; empty without one."""
+    window_slots: Tensor
+
+    def blocks(self, in_windows: bool) -> "DeviceBatch":
+        """The same with the blocks of caches in windows where the others' are."""
+        if not in_windows:
+            return self
+        return replace(self, block_table=self.window_table, slot_mapping=self.window_slots)
 
 
 @dataclass(frozen=True)
@@ -48,13 +57,16 @@ class Sizes:
     rows: int
     table_width: int
     max_length: int
+    has_windows: bool
 
     @property
     def of_arrays(self) -> list[int]:
         """Numbers of each array, in the order of `DeviceBatch`."""
         table = self.seqs * self.table_width
         tokens, singles, tiles = self.tokens, self.singles, self.tiles
-        return [tokens, tokens, self.seqs + 1, self.seqs, table, tokens, self.rows, singles, singles, tiles, tiles]
+        windows = [table, tokens] if self.has_windows else [0, 0]
+        sizes = [tokens, tokens, self.seqs + 1, self.seqs, table, tokens, self.rows, singles, singles, tiles, tiles]
+        return sizes + windows
 
 
 def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -68,8 +80,9 @@ def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.
 def sizes_of(batch: ForwardBatch) -> Sizes:
     """The sizes that a batch needs."""
     if batch.is_single:
-        count, width = batch.num_seqs, batch.block_table.shape[1]
-        return Sizes(count, count, count, 0, len(batch.logit_rows), width, int(batch.seq_lens.max(initial=0)))
+        count, width, longest = batch.num_seqs, batch.block_table.shape[1], int(batch.seq_lens.max(initial=0))
+        has_windows = batch.window_table.size > 0
+        return Sizes(count, count, count, 0, len(batch.logit_rows), width, longest, has_windows)
     counts = np.diff(batch.query_start_loc)
     return Sizes(
         tokens=batch.num_tokens,
@@ -79,6 +92,7 @@ def sizes_of(batch: ForwardBatch) -> Sizes:
         rows=len(batch.logit_rows),
         table_width=batch.block_table.shape[1],
         max_length=int(batch.seq_lens[counts == 1].max(initial=0)),
+        has_windows=batch.window_table.size > 0,
     )
 
 
@@ -102,17 +116,21 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
         single_tokens = batch.query_start_loc[singles]
         tile_seqs, tile_firsts = tiles_of(counts)
     target.fill(0)
-    ids, positions, starts, lengths, table, slots, rows, single_seqs, single_places, tiles, firsts = views
+    ids, positions, starts, lengths, table, slots, rows, single_seqs, single_places, *rest = views
+    tiles, firsts, window_table, window_slots = rest
     starts.fill(batch.num_tokens)
     slots.fill(-1)
+    window_slots.fill(-1)
     single_seqs.fill(sizes.seqs - 1)
     tiles.fill(sizes.seqs - 1)
-    by_seq = table.reshape(sizes.seqs, sizes.table_width)
-    by_seq[: batch.num_seqs, : batch.block_table.shape[1]] = batch.block_table
+    for view, blocks in ((table, batch.block_table), (window_table, batch.window_table)):
+        if view.size:
+            view.reshape(sizes.seqs, sizes.table_width)[: len(blocks), : blocks.shape[1]] = blocks
     for view, values in (
         (ids, batch.input_ids), (positions, batch.positions), (starts, batch.query_start_loc),
         (lengths, batch.seq_lens), (slots, batch.slot_mapping), (single_seqs, singles), (single_places, single_tokens),
         (rows, batch.logit_rows[: sizes.rows]), (tiles, tile_seqs), (firsts, tile_firsts),
+        (window_slots, batch.window_slots),
     ):  # fmt: skip
         view[: len(values)] = values
 
@@ -120,7 +138,7 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
 def named(whole: Tensor, sizes: Sizes, takes_all: bool = False) -> DeviceBatch:
     """Views of one tensor by the arrays' sizes; takes_all: every token's logits are wanted, in order."""
     ids, positions, starts, lengths, table, slots, rows, *rest = torch.split(whole, sizes.of_arrays)
-    single_seqs, single_tokens, tile_seqs, tile_firsts = rest
+    single_seqs, single_tokens, tile_seqs, tile_firsts, window_table, window_slots = rest
     return DeviceBatch(
         input_ids=ids,
         positions=positions,
@@ -134,6 +152,8 @@ def named(whole: Tensor, sizes: Sizes, takes_all: bool = False) -> DeviceBatch:
         tile_seqs=tile_seqs,
         tile_firsts=tile_firsts,
         max_length=sizes.max_length,
+        window_table=window_table.view(-1, sizes.table_width),
+        window_slots=window_slots,
     )
 
 

@@ -59,7 +59,14 @@ class CudaOps:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
 
     def new_kv_cache(
-        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        num_blocks: int,
+        block_size: int,
+        in_windows: bool = False,
     ) -> PagedCache:
         """Zeros."""
         shape = (num_blocks, block_size, num_kv_heads)
@@ -68,7 +75,7 @@ class CudaOps:
             each = (*shape, dim)
             return [torch.zeros(each, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
 
-        return PagedCache(zeros(key_dim), zeros(value_dim))
+        return PagedCache(zeros(key_dim), zeros(value_dim), in_windows)
 
     # -- each step -----------------------------------------------------------------------------------------------------
     def embed(self, table: Matrix, input_ids: npt.NDArray[np.int32] | Tensor, scale: float = 1.0) -> Tensor:
@@ -132,7 +139,7 @@ class CudaOps:
         """In decode steps put off: attention over the same layer keeps what it takes from k and v."""
         self._store_new()
         heads = k if isinstance(k, Heads) else Heads(written(k), cache.keys[layer].shape[-1])
-        self._new = cache, layer, New(heads, written(v)), self._of(batch)
+        self._new = cache, layer, New(heads, written(v)), self._of(batch).blocks(cache.in_windows)
         if not self._is_decode:
             self._store_new()
 
@@ -144,7 +151,8 @@ class CudaOps:
         self._new = None
 
     def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Rows:
-        heads, own = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim), self._of(batch)
+        heads = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim)
+        own = self._of(batch).blocks(cache.in_windows)
         new = None
         is_own = self._new is not None and self._new[0] is cache and self._new[1] == layer
         if self._new is not None and is_own and may_take(heads, self._new[2].k):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, Int32Array, Int64Array
 from pocketllm.engine.backends.reference.rows import pad_rows
 
 TILE = 256
@@ -24,6 +24,8 @@ class PagedCache:
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
+    in_windows: bool = False
+    """Whether a batch's window_table and window_slots are of its blocks."""
 
     @property
     def block_size(self) -> int:
@@ -56,10 +58,22 @@ class StepPlan:
     batch: ForwardBatch
     slots: Tensor
     sequences: Sequence[SequencePlan]
+    windows: "StepPlan | None"
+    """The same for caches in windows; None where the batch has nothing for them."""
 
 
 def plan_step(batch: ForwardBatch, block_size: int) -> StepPlan:
     """Turn a batch's numpy into the tensors that its layers share."""
+    windows = None
+    if len(batch.window_slots):
+        windows = StepPlan(batch, *plan_blocks(batch, batch.window_table, batch.window_slots, block_size), None)
+    return StepPlan(batch, *plan_blocks(batch, batch.block_table, batch.slot_mapping, block_size), windows)
+
+
+def plan_blocks(
+    batch: ForwardBatch, table: Int32Array, slots: Int64Array, block_size: int
+) -> tuple[Tensor, list[SequencePlan]]:
+    """A step's slots, and its sequences, by a block table."""
     sequences = []
     for row in range(batch.num_seqs):
         first, last = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
@@ -68,9 +82,9 @@ def plan_step(batch: ForwardBatch, block_size: int) -> StepPlan:
         ahead = np.arange(num_keys, dtype=np.int32) - batch.positions[first:last, None, None]
         blocks = np.zeros(-(-num_keys // block_size), np.int64)
         num_own = -(-length // block_size)
-        blocks[:num_own] = batch.block_table[row, :num_own]
+        blocks[:num_own] = table[row, :num_own]
         sequences.append(SequencePlan(first, last, length, torch.from_numpy(blocks), torch.from_numpy(ahead)))
-    return StepPlan(batch, torch.from_numpy(batch.slot_mapping), sequences)
+    return torch.from_numpy(slots), sequences
 
 
 def gather(cache: Tensor, plan: SequencePlan) -> Tensor:
@@ -122,6 +136,9 @@ def paged_attention(
     parts = []
     for plan in step.sequences:
         keys, values = gather(cache.keys[layer], plan), gather(cache.values[layer], plan)
-        values[:, plan.length :] = 0.0  # weighed with zero below, which would not quiet an infinity left by another
+        # weighed with zero below, which would not quiet an infinity left by another
+        values[:, plan.length :] = 0.0
+        if spec.window is not None:
+            values[:, : max(1 - int(plan.ahead[0, 0, 0]) - spec.window, 0)] = 0.0
         parts.append(attend(q[plan.first : plan.last], keys, values, plan.hidden(spec.window), spec, sinks))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -83,13 +83,21 @@ class ReferenceOps:
         return torch.from_numpy(np.array(values, dtype=np.float32))
 
     def new_kv_cache(
-        self, num_layers: int, num_kv_heads: int, key_dim: int, value_dim: int, num_blocks: int, block_size: int
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        num_blocks: int,
+        block_size: int,
+        in_windows: bool = False,
     ) -> PagedCache:
         """Zeros, which the operating system hands out page by page as they are written."""
         shape = (num_blocks, block_size, num_kv_heads)
         return PagedCache(
             keys=[untouched_zeros(*shape, key_dim) for _ in range(num_layers)],
             values=[untouched_zeros(*shape, value_dim) for _ in range(num_layers)],
+            in_windows=in_windows,
         )
 
     def new_states(
@@ -149,13 +157,13 @@ class ReferenceOps:
         return out.view(len(x), -1)
 
     def store_kv(self, cache: PagedCache, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        slots = self._plan(batch, cache.block_size).slots
+        slots = self._plan(batch, cache.block_size, cache.in_windows).slots
         for kept, new in ((cache.keys[layer], k), (cache.values[layer], v)):
             flat = kept.view(-1, kept.shape[2] * kept.shape[3])
             flat.index_copy_(0, slots, new)
 
     def attention(self, q: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
-        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size), spec)
+        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size, cache.in_windows), spec)
 
     def project_heads(self, x: Tensor, weight: Tensor) -> Tensor:
         return mla.project_heads(x, weight)
@@ -231,7 +239,7 @@ class ReferenceOps:
     def sink_attention(
         self, q: Tensor, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
-        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size), spec, sinks)
+        return paged_attention(q, cache, layer, self._plan(batch, cache.block_size, cache.in_windows), spec, sinks)
 
     def rope_last(self, x: Tensor, angles: Tensor, head_dim: int, inverse: bool = False) -> Tensor:
         cos, sin = angles
@@ -422,7 +430,7 @@ class ReferenceOps:
         """The function itself: plain torch has nothing to replay."""
         return forward
 
-    def _plan(self, batch: ForwardBatch, block_size: int) -> StepPlan:
+    def _plan(self, batch: ForwardBatch, block_size: int, in_windows: bool = False) -> StepPlan:
         """The batch as tensors, made at a step's first layer; a batch is immutable, so its identity is its key.
 
         block_size: any cache's, as the caches of a model have the same blocks.
@@ -430,7 +438,10 @@ class ReferenceOps:
         step = self._step
         if step is None or step.batch is not batch:
             step = self._step = plan_step(batch, block_size)
-        return step
+        if not in_windows:
+            return step
+        assert step.windows is not None, "a batch without its windows' blocks"
+        return step.windows
 
 
 def untouched_zeros(*shape: int) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
+from pocketllm.engine.lifecycle.kv.block_groups import WindowGroup
 from pocketllm.engine.lifecycle.kv.block_pool import BlockPool
 from pocketllm.engine.lifecycle.kv.prompt_ends import PromptEnds
 from pocketllm.engine.lifecycle.kv.state_slots import StateSlots
@@ -22,8 +23,8 @@ class PrefixCache:
     """The blocks of a pool by the tokens they hold.
 
     seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache); states and ends: of
-    a model that has recurrent states. Counts are in tokens and of admissions only: what was asked for, and how much of
-    it was there.
+    a model that has recurrent states; windows: of one with layers that see a window. Counts are in tokens and of
+    admissions only: what was asked for, and how much of it was there.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class PrefixCache:
         seed: bytes,
         states: StateSlots | None = None,
         ends: PromptEnds | None = None,
+        windows: WindowGroup | None = None,
     ) -> None:
         self._pool = pool
+        self._windows = windows
         self._states = states
         self.ends = ends
         self._block_size = block_size
@@ -58,10 +61,16 @@ class PrefixCache:
                 break
             blocks.append(block)
         request.num_known_tokens = len(blocks) * self._block_size
-        # a state cannot be cut: what follows the last snapshot is computed again
-        while blocks and self._states is not None and not self._states.can_restore(request.block_keys[len(blocks) - 1]):
+        while blocks and not self._can_resume(request.block_keys, len(blocks)):
             blocks.pop()
         return blocks
+
+    def _can_resume(self, keys: list[bytes], num_blocks: int) -> bool:
+        """Whether states and windows are there too, behind the first blocks of these keys."""
+        # a state cannot be cut: what follows the last snapshot is computed again
+        if self._states is not None and not self._states.can_restore(keys[num_blocks - 1]):
+            return False
+        return self._windows is None or self._windows.can_resume(keys, num_blocks)
 
     def take_end(self, request: Request) -> tuple[bytes, Any] | None:
         """Give a request all that an equal prompt has left, so that nothing of it is computed.
@@ -114,6 +123,8 @@ class PrefixCache:
         """Make the blocks that a request has filled findable; called when their tokens have been computed."""
         for index in range(request.num_kept_blocks, request.num_computed_tokens // self._block_size):
             self._pool.set_key(request.block_ids[index], self._key(request, index))
+            if self._windows is not None:
+                self._windows.keep(request, index, self._key(request, index))
             request.num_kept_blocks = index + 1
         num_blocks, rest = divmod(request.num_computed_tokens, self._block_size)
         if self._states is not None and num_blocks and not rest:
@@ -140,6 +151,8 @@ class PrefixCache:
             self._states.pool.forget_all()
         if self.ends is not None:
             self.ends.forget_all()
+        if self._windows is not None:
+            self._windows.pool.forget_all()
         # what runs goes on filling blocks: their keys continue a chain that no new request begins
         self._num_resets += 1
 

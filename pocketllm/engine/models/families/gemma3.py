@@ -30,7 +30,7 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
+from pocketllm.engine.models.contract import Checkpoint, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
@@ -47,6 +47,10 @@ class Gemma3Shape:
     dense: DenseShape
     windows: Windows
     local_theta: float
+
+    @property
+    def cache(self) -> SeveralCaches:
+        return self.windows.caches(self.dense.kv)
 
     @property
     def scale(self) -> float:
@@ -93,6 +97,8 @@ class Layer:
     down: Projection
     post_ffw_norm: Norm
     attention: AttentionSpec
+    place: int
+    """Which layer of its cache it is."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Gemma3Model:
     global_freq: Tensor
     local_freq: Tensor
     global_magnitude: float
-    kv_spec: KVSpec
+    kv_spec: SeveralCaches
     vocab_size: int
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -117,23 +123,21 @@ class Gemma3Model:
         x = ops.embed(self.embedding, batch.input_ids, scale=self.shape.hidden**0.5)
         everywhere = ops.rope_angles(self.global_freq, batch.positions, self.global_magnitude)
         nearby = ops.rope_angles(self.local_freq, batch.positions, 1.0)
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             angles = everywhere if layer.attention.window is None else nearby
-            mixed = self.attend(number, layer, x, angles, batch, cache)
+            mixed = self.attend(layer, x, angles, batch, cache[0 if layer.attention.window is None else -1])
             x = ops.add(x, ops.rms_norm(mixed, layer.post_attention_norm))
             x = ops.add(x, ops.rms_norm(self.feed_forward(layer, x), layer.post_ffw_norm))
         return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
 
-    def attend(
-        self, number: int, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache
-    ) -> Tensor:
+    def attend(self, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """The attention half of a block, cache written first: [tokens, hidden] → the same."""
         ops, head_dim = self.ops, self.shape.head_dim
         q, k, v = ops.project(x, layer.q, layer.k, layer.v, norm=layer.attn_norm)
         q = ops.rope(ops.rms_norm(q, layer.q_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
         k = ops.rope(ops.rms_norm(k, layer.k_norm), angles, head_dim, RopeLayout.HALF_SPLIT)
-        ops.store_kv(cache, number, k, v, batch)
-        return ops.project(ops.attention(q, cache, number, batch, layer.attention), layer.output)[0]
+        ops.store_kv(cache, layer.place, k, v, batch)
+        return ops.project(ops.attention(q, cache, layer.place, batch, layer.attention), layer.output)[0]
 
     def feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
         """down(gelu(gate x) · up x), x normed first: [tokens, hidden] → the same."""
@@ -151,9 +155,8 @@ class Gemma3Family:
     architecture = ARCHITECTURE
     capability = ModelCapability(required_ops=DENSE_OPS | {"gelu_mul", "add"})
 
-    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
-        """Local layers keep every token for now: only their mask is a window."""
-        return usable(read_dense_shape, metadata, ARCHITECTURE).kv
+    def kv_spec(self, metadata: Mapping[str, Any]) -> SeveralCaches:
+        return usable(read_shape, metadata, ARCHITECTURE).cache
 
     def context_length(self, metadata: Mapping[str, Any]) -> int:
         return usable(context_length, metadata, ARCHITECTURE)
@@ -179,7 +182,7 @@ class Gemma3Family:
             global_freq=ops.load_vector(inverse_frequencies(dense.rope)),
             local_freq=ops.load_vector(inverse_frequencies(local_rope)),
             global_magnitude=rope_magnitude(dense.rope),
-            kv_spec=dense.kv,
+            kv_spec=shape.cache,
             vocab_size=dense.vocab_size,
         )
 
@@ -202,6 +205,7 @@ def bind_layer(bind: Binder, shape: Gemma3Shape, number: int) -> Layer:
         down=bind.projection(f"{block}ffn_down"),
         post_ffw_norm=bind.norm(f"{block}post_ffw_norm"),
         attention=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, shape.scale, window=window),
+        place=shape.windows.place(number),
     )
 
 

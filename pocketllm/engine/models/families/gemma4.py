@@ -99,9 +99,10 @@ class Gemma4Shape:
 
     @property
     def cache(self) -> CacheSpec:
-        """Local layers' keys and values, then global ones'; local ones keep every token for now."""
-        kinds = ((self.owners(True), self.local), (self.owners(False), self.everywhere))
-        return SeveralCaches(tuple(KVSpec(len(own), kind.num_kv_heads, kind.dim, kind.dim) for own, kind in kinds))
+        """Local layers' keys and values, then global ones'."""
+        kinds = (self.owners(True), self.local, self.windows.size), (self.owners(False), self.everywhere, None)
+        parts = (KVSpec(len(own), kind.num_kv_heads, kind.dim, kind.dim, window) for own, kind, window in kinds)
+        return SeveralCaches(tuple(parts))
 
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma4Shape:

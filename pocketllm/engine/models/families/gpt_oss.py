@@ -40,7 +40,7 @@ from pocketllm.engine.models.blocks import (
     vocab_rows,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability
+from pocketllm.engine.models.contract import Checkpoint, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
@@ -61,6 +61,10 @@ class GptOssShape:
     num_used: int
     intermediate: int
     """Of each expert."""
+
+    @property
+    def cache(self) -> SeveralCaches:
+        return self.windows.caches(self.dense.kv)
 
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> GptOssShape:
@@ -112,6 +116,8 @@ class Layer:
     ffn_norm: Norm
     experts: BoundedExperts
     attention: AttentionSpec
+    place: int
+    """Which layer of its cache it is."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class GptOssModel:
     head: Projection
     inv_freq: Tensor
     rope_magnitude: float
-    kv_spec: KVSpec
+    kv_spec: SeveralCaches
     vocab_size: int
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -133,21 +139,19 @@ class GptOssModel:
         ops = self.ops
         x = ops.embed(self.embedding, batch.input_ids)
         angles = ops.rope_angles(self.inv_freq, batch.positions, self.rope_magnitude)
-        for number, layer in enumerate(self.layers):
-            x = self.attend(number, layer, x, angles, batch, cache)
+        for layer in self.layers:
+            x = self.attend(layer, x, angles, batch, cache[0 if layer.attention.window is None else -1])
             x = ops.add(x, ops.bounded_mixture(ops.rms_norm(x, layer.ffn_norm), layer.experts))
         return ops.rms_norm(ops.take(x, batch.logit_rows), self.output_norm)
 
-    def attend(
-        self, number: int, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache
-    ) -> Tensor:
+    def attend(self, layer: Layer, x: Tensor, angles: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """The attention half of a block, cache written first, residual added: [tokens, hidden] → the same."""
         ops, head_dim = self.ops, layer.attention.head_dim
         q, k, v = ops.project(x, layer.q, layer.k, layer.v, norm=layer.attn_norm)
         q = ops.rope(q, angles, head_dim, RopeLayout.HALF_SPLIT)
         k = ops.rope(k, angles, head_dim, RopeLayout.HALF_SPLIT)
-        ops.store_kv(cache, number, k, v, batch)
-        seen = ops.sink_attention(q, layer.sinks, cache, number, batch, layer.attention)
+        ops.store_kv(cache, layer.place, k, v, batch)
+        seen = ops.sink_attention(q, layer.sinks, cache, layer.place, batch, layer.attention)
         return ops.project_add(seen, layer.output, x)
 
     def logits(self, hidden: Tensor) -> Any:
@@ -163,9 +167,8 @@ class GptOssFamily:
         required_ops=(DENSE_OPS - {"attention"}) | {"sink_attention", "load_experts", "bounded_mixture", "add"}
     )
 
-    def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
-        """Local layers keep every token for now: only their mask is a window."""
-        return usable(read_shape, metadata, ARCHITECTURE).dense.kv
+    def kv_spec(self, metadata: Mapping[str, Any]) -> SeveralCaches:
+        return usable(read_shape, metadata, ARCHITECTURE).cache
 
     def context_length(self, metadata: Mapping[str, Any]) -> int:
         return usable(context_length, metadata, ARCHITECTURE)
@@ -188,7 +191,7 @@ class GptOssFamily:
             head=bind.head(embedding),
             inv_freq=ops.load_vector(inverse_frequencies(dense.rope)),
             rope_magnitude=rope_magnitude(dense.rope),
-            kv_spec=dense.kv,
+            kv_spec=shape.cache,
             vocab_size=dense.vocab_size,
         )
 
@@ -221,6 +224,7 @@ def bind_layer(bind: Binder, shape: GptOssShape, number: int) -> Layer:
             limit=GATE_LIMIT,
         ),
         attention=AttentionSpec(dense.num_heads, dense.num_kv_heads, dense.head_dim, scale, window=window),
+        place=shape.windows.place(number),
     )
 
 

@@ -78,11 +78,9 @@ class Mimo2Shape:
 
     @property
     def kv(self) -> SeveralCaches:
-        """Global layers, then local ones, which keep every token for now: only their mask is a window."""
-        num_local = sum(map(self.is_local, range(self.num_layers)))
-        sizes = self.key_dim, self.value_dim
-        local = KVSpec(num_local, self.num_local_heads, *sizes)
-        return SeveralCaches((KVSpec(self.num_layers - num_local, self.num_global_heads, *sizes), local))
+        """Global layers, then local ones."""
+        everywhere = KVSpec(self.num_layers, self.num_global_heads, self.key_dim, self.value_dim)
+        return self.windows.caches(everywhere, replace(everywhere, num_kv_heads=self.num_local_heads))
 
 
 def read_shape(header: HeaderReader, vocab_size: int = 0) -> Mimo2Shape:
@@ -221,7 +219,7 @@ class Mimo2Model:
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Final hidden states, normed, of `batch.logit_rows`: [rows, hidden]."""
         ops = self.ops
-        of_global, of_local = cache
+        of_global, of_local = cache[0], cache[-1]
         x = ops.embed(self.embedding, batch.input_ids)
         everywhere = ops.rope_angles(self.global_freq, batch.positions, self.global_magnitude)
         nearby = ops.rope_angles(self.local_freq, batch.positions, 1.0)
@@ -298,7 +296,7 @@ def bind_layer(bind: Binder, shape: Mimo2Shape, number: int) -> Layer:
     block, is_local = f"blk.{number}.", shape.is_local(number)
     geometry = shape.num_heads, shape.num_kv_heads(number), shape.key_dim
     return Layer(
-        number=sum(shape.is_local(before) is is_local for before in range(number)),
+        number=shape.windows.place(number),
         attn_norm=bind.norm(f"{block}attn_norm"),
         q=bind.projection(f"{block}attn_q"),
         k=bind.projection(f"{block}attn_k"),

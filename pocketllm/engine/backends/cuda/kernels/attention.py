@@ -198,16 +198,16 @@ def tiles_kernel(
         q, token * q_stride + head * DIM, token, is_row[:, None], weight, eps, angles, num_freq,
         DIM, D_BLOCK, HAS_NORM, ROTATION,
     ).to(keys.dtype.element_ty)  # fmt: skip
-    begin = 0
+    low = 0
     if HAS_WINDOW:
-        begin = tl.maximum(length - (stop - start) + first_query - window + 1, 0) // TILE * TILE
+        low = tl.maximum(length - (stop - start) + first_query - window + 1, 0)
     end = tl.minimum(length - (stop - start) + first_query + QUERIES, length)
     largest = tl.full([QUERIES], -1e30, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, V_BLOCK], tl.float32)
-    for first in range(begin, end, TILE):
+    for first in range(low // TILE * TILE, end, TILE):
         position = first + tl.arange(0, TILE)
-        is_in = position < end
+        is_in = (position >= low) & (position < end)
         is_seen = (position[None, :] <= own_position[:, None]) & is_in[None, :]
         if HAS_WINDOW:
             is_seen &= position[None, :] > own_position[:, None] - window

@@ -124,10 +124,11 @@ const char* pocketllm_profile_read(const Engine* engine, int32_t kind, double* f
 }
 
 KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_layers, int32_t kv_heads, int32_t key_dim, int32_t value_dim,
-                          int32_t num_blocks, int32_t block_size) {
+                          int32_t num_blocks, int32_t block_size, int32_t in_windows) {
     return guarded<KvCache*>(nullptr, [&] {
         return new KvCache(
-            kv_layout(static_cast<KvDtype>(dtype), num_layers, kv_heads, key_dim, value_dim, num_blocks, block_size));
+            kv_layout(static_cast<KvDtype>(dtype), num_layers, kv_heads, key_dim, value_dim, num_blocks, block_size),
+            in_windows != 0);
     });
 }
 

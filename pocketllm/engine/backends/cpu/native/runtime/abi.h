@@ -13,7 +13,7 @@
 #define POCKETLLM_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever a function below or `Step` changes its arguments.
-constexpr int32_t kAbiVersion = 3;
+constexpr int32_t kAbiVersion = 4;
 
 POCKETLLM_API int32_t pocketllm_abi_version();
 POCKETLLM_API const char* pocketllm_problem();
@@ -32,9 +32,10 @@ POCKETLLM_API const pocketllm::Matrix* pocketllm_matrix_new(pocketllm::Engine* e
 POCKETLLM_API void pocketllm_profile_start(pocketllm::Engine* engine);
 POCKETLLM_API const char* pocketllm_profile_read(const pocketllm::Engine* engine, int32_t kind, double* figures);
 
-// -- keys and values
+// -- keys and values; in_windows: a step's window_table and window_slots are of its blocks
 POCKETLLM_API pocketllm::KvCache* pocketllm_kv_new(int32_t dtype, int32_t num_layers, int32_t kv_heads, int32_t key_dim,
-                                                   int32_t value_dim, int32_t num_blocks, int32_t block_size);
+                                                   int32_t value_dim, int32_t num_blocks, int32_t block_size,
+                                                   int32_t in_windows);
 POCKETLLM_API pocketllm::KvCache* pocketllm_latent_new(int32_t dtype, int32_t num_layers, int32_t dim,
                                                        int32_t num_blocks, int32_t block_size);
 POCKETLLM_API void pocketllm_kv_free(pocketllm::KvCache* cache);

@@ -58,10 +58,11 @@ KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, i
 }
 
 // a vector may be read past the last value
-KvCache::KvCache(const KvLayout& layout, int ratio, int block_tokens)
+KvCache::KvCache(const KvLayout& layout, int ratio, int block_tokens, bool in_windows)
     : layout(layout),
       ratio(ratio),
       block_tokens(block_tokens),
+      in_windows(in_windows),
       region(layout.block_bytes * layout.num_blocks + 64) {}
 
 }  // namespace pocketllm

@@ -14,9 +14,10 @@ KvLayout latent_layout(KvDtype dtype, int num_layers, int dim, int num_blocks, i
 
 struct KvCache {
     // Of entries that each stand for `ratio` tokens and lie in the block, of `block_tokens`, of the last of them.
-    KvCache(const KvLayout& layout, int ratio, int block_tokens);
+    KvCache(const KvLayout& layout, int ratio, int block_tokens, bool in_windows = false);
     // Of tokens.
-    explicit KvCache(const KvLayout& layout) : KvCache(layout, 1, layout.block_size) {}
+    explicit KvCache(const KvLayout& layout, bool in_windows = false)
+        : KvCache(layout, 1, layout.block_size, in_windows) {}
 
     uint8_t* layer(int number) const { return region.data() + number * layout.layer_bytes; }
     // Where a sequence's entry lies. blocks: the sequence's
@@ -27,6 +28,7 @@ struct KvCache {
 
     const KvLayout layout;
     const int ratio, block_tokens;
+    const bool in_windows;  // whether a step's window_table and window_slots are of its blocks
     Region region;
 };
 

@@ -29,7 +29,12 @@ struct Step {
     const int64_t* slot_mapping;
     const int32_t* logit_rows;
     const int32_t* state_slots;
+    // of caches in windows; null without one
+    const int32_t* window_table;
+    const int64_t* window_slots;
 
+    const int32_t* table_of(bool in_windows) const { return in_windows ? window_table : block_table; }
+    const int64_t* slots_of(bool in_windows) const { return in_windows ? window_slots : slot_mapping; }
     int rows(Rows which) const { return num_rows[static_cast<int>(which)]; }
     int tokens() const { return rows(Rows::kTokens); }
 };
@@ -37,7 +42,7 @@ struct Step {
 // What a step may name at most, by the smallest table, cache and buffer that it is used with.
 struct Limits {
     int64_t tokens = INT32_MAX, input_ids = INT32_MAX, slots = INT64_MAX, blocks = INT32_MAX, block_size = 0;
-    int64_t state_slots = INT32_MAX;
+    int64_t state_slots = INT32_MAX, window_slots = INT64_MAX, window_blocks = INT32_MAX;
 };
 
 // Bytes of room that a phase needs for a step: one for all threads, and one for each.

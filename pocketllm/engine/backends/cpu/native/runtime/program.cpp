@@ -37,6 +37,9 @@ void Program::check(const Step& step) const {
     if (step.logit_rows) check_each("row", step.logit_rows, logit_rows, tokens);
     if (limits.input_ids != INT32_MAX) check_each("token id", step.input_ids, tokens, limits.input_ids);
     if (limits.slots != INT64_MAX) check_each("cache slot", step.slot_mapping, tokens, limits.slots);
+    const bool has_windows = limits.window_slots != INT64_MAX || limits.window_blocks != INT32_MAX;
+    if (has_windows && !(step.window_table && step.window_slots)) throw Refusal("a step without its windows' blocks");
+    if (limits.window_slots != INT64_MAX) check_each("window slot", step.window_slots, tokens, limits.window_slots);
     if (limits.state_slots != INT32_MAX) {
         if (step.num_state_slots != step.num_sequences) throw Refusal("a step of sequences without their state slots");
         check_each("state slot", step.state_slots, step.num_state_slots, limits.state_slots);
@@ -52,7 +55,11 @@ void Program::check(const Step& step) const {
             throw Refusal("a sequence of " + std::to_string(length) + " tokens, " + std::to_string(last - first) +
                           " of them new, has " + std::to_string(step.table_width) + " blocks");
         }
-        check_each("cache block", step.block_table + int64_t(row) * step.table_width, blocks, limits.blocks);
+        const int64_t begin = int64_t(row) * step.table_width;
+        if (limits.blocks != INT32_MAX) check_each("cache block", step.block_table + begin, blocks, limits.blocks);
+        if (limits.window_blocks != INT32_MAX) {
+            check_each("window block", step.window_table + begin, blocks, limits.window_blocks);
+        }
     }
 }
 

@@ -22,7 +22,7 @@ class StoreKvPhase : public Phase {
     void run(const Run& run, int chunk, int num_chunks) const override {
         const int64_t tokens = run.step.tokens(), last = begin_of(tokens, chunk + 1, num_chunks);
         for (int64_t token = begin_of(tokens, chunk, num_chunks); token < last; ++token) {
-            run.kernels.store_kv(cache_.layout, cache_.layer(layer_), run.step.slot_mapping[token],
+            run.kernels.store_kv(cache_.layout, cache_.layer(layer_), run.step.slots_of(cache_.in_windows)[token],
                                  k_ + token * key_width(), v_ + token * value_width());
         }
     }
@@ -192,7 +192,7 @@ class AttendPhase : public Phase {
         AttentionRows rows{};
         rows.cache = &layout;
         rows.layer = cache_.layer(layer_);
-        rows.blocks = step.block_table + int64_t(part.sequence) * step.table_width;
+        rows.blocks = step.table_of(cache_.in_windows) + int64_t(part.sequence) * step.table_width;
         rows.kv_head = head;
         rows.group = group();
         rows.first_row = part.first_row;
@@ -266,7 +266,8 @@ class AttendPhase : public Phase {
 };
 
 void limit_slots(Program& program, const KvCache& cache) {
-    program.limits.slots = std::min(program.limits.slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
+    int64_t& slots = cache.in_windows ? program.limits.window_slots : program.limits.slots;
+    slots = std::min(slots, int64_t(cache.layout.num_blocks) * cache.layout.block_size);
 }
 
 }  // namespace
@@ -280,7 +281,8 @@ void check_layer(const KvCache& cache, int layer) {
 void limit_blocks(Program& program, const KvCache& cache) {
     Limits& limits = program.limits;
     if (limits.block_size && limits.block_size != cache.block_tokens) throw Refusal("caches of two block sizes");
-    limits.blocks = std::min<int64_t>(limits.blocks, cache.layout.num_blocks);
+    int64_t& blocks = cache.in_windows ? limits.window_blocks : limits.blocks;
+    blocks = std::min<int64_t>(blocks, cache.layout.num_blocks);
     limits.block_size = cache.block_tokens;
 }
 

@@ -1,0 +1,275 @@
+"""Blocks of layers that see a window: few however long a request is, never seen by two, found again by the cache."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.lifecycle.loop import EngineLoop
+from pocketllm.engine.lifecycle.request import FinishReason, Request
+from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.memory import Window, plan_memory
+from pocketllm.engine.options import EngineOptions
+from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits, next_state
+from tests.unit.test_prefix_cache import answer, num_computed
+
+BLOCK = 4
+PROMPT = [*range(40), *range(40)]
+
+
+@dataclass
+class WindowModel(FakeModel):
+    """A fake model that also keeps, of each token, what its sequence was boiled down to, for a window's time."""
+
+    window: int = 0
+    num_window_blocks: int = 0
+    slips: list[str] = field(default_factory=list)
+    """What a window showed that was not its sequence's own."""
+
+    def __post_init__(self) -> None:
+        self.kept = np.full(self.num_window_blocks * self.block_size, -1, np.int64)
+
+    def forward(self, batch: ForwardBatch, cache: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        result = super().forward(batch, cache)
+        assert len(set(batch.window_slots.tolist())) == batch.num_tokens
+        known = [self._states(batch, cache, row) for row in range(batch.num_seqs)]
+        seqs = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_start_loc))
+        for slot, seq, position in zip(batch.window_slots, seqs, batch.positions, strict=True):
+            self.kept[slot] = known[seq][position]
+        for seq, position in zip(seqs, batch.positions, strict=True):
+            places = np.arange(max(int(position) - self.window + 1, 0), int(position) + 1)
+            blocks = batch.window_table[seq, places // self.block_size]
+            seen = self.kept[blocks * self.block_size + places % self.block_size]
+            if seen.tolist() != [known[seq][place] for place in places]:
+                self.slips.append(f"step {self.num_calls}, sequence {seq}, position {position}")
+        return result
+
+    def _states(self, batch: ForwardBatch, cache: npt.NDArray[np.int64], seq: int) -> list[int]:
+        places = np.arange(batch.seq_lens[seq])
+        tokens = cache[batch.block_table[seq, places // self.block_size] * self.block_size + places % self.block_size]
+        states = [1]
+        for token in tokens.tolist():
+            states.append(next_state(states[-1], token))
+        return states[1:]
+
+
+def window_loop(window: int = 6, **changes: Any) -> tuple[EngineLoop, Scheduler, WindowModel]:
+    """A loop over such a model; a request has as many of a window's blocks as the plan says."""
+    some = limits(window=window, **{"max_model_len": 128, "num_window_blocks": 24, **changes})
+    options = EngineOptions(
+        prefill_chunk=some.prefill_chunk, max_num_batched_tokens=some.max_num_batched_tokens, block_size=BLOCK
+    )
+    most = Window(window, 1).num_blocks(options, some.max_model_len)
+    model = WindowModel(some.num_blocks, BLOCK, window=window, num_window_blocks=some.num_window_blocks)
+    sizes = {"max_model_len": 128, "num_window_blocks": some.num_window_blocks, **changes}
+    loop, scheduler, _ = fake_loop(model, window=window, window_blocks_per_request=most, **sizes)
+    return loop, scheduler, model
+
+
+def check_windows(scheduler: Scheduler) -> None:
+    """Each block's uses are those of the running requests; what is written has one user and no key; all are few."""
+    assert scheduler.windows is not None
+    pool = scheduler.windows.pool
+    held = [block for request in scheduler.running for block in request.window_block_ids]
+    assert [held.count(block) for block in range(pool.num_blocks)] == pool._ref_counts
+    assert sorted([*pool._empty, *pool._idle, *set(held)]) == list(range(pool.num_blocks))
+    for request in scheduler.running:
+        assert len(request.window_block_ids) <= scheduler.limits.window_blocks_per_request
+        assert request.num_gone_blocks + len(request.window_block_ids) == len(request.block_ids)
+        unfinished = request.window_block_ids[request.num_computed_tokens // BLOCK - request.num_gone_blocks :]
+        assert all(held.count(block) == 1 for block in unfinished), "a block that is written is shared"
+        assert not set(unfinished) & set(pool._key_of), "a block that is written can be found"
+
+
+# -- bounded
+@pytest.mark.parametrize("window", [1, 4, 6, 13])
+def test_a_request_has_as_many_blocks_as_window_and_step_take_however_long_it_is(window: int) -> None:
+    loop, scheduler, model = window_loop(window, max_model_len=256)
+    loop.submit(Request("a", PROMPT, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)), lambda _: None)
+    most = 0
+    while loop.step():
+        check_windows(scheduler)
+        most = max(most, *(len(request.window_block_ids) for request in scheduler.running), 0)
+
+    assert most <= -(-(window + 8 - 2) // BLOCK) + 1
+    assert model.slips == []
+
+
+def test_blocks_that_no_window_shows_any_more_go_to_others() -> None:
+    loop, scheduler, model = window_loop(6, num_window_blocks=5, num_blocks=40, max_model_len=128, prefix_cache=False)
+    answer(loop, PROMPT, max_tokens=40)
+
+    assert model.num_calls > 40
+    assert scheduler.num_preemptions == 0
+    assert model.slips == []
+
+
+# -- found again
+def test_the_end_of_a_prompt_is_found_again_with_its_window() -> None:
+    loop, _, model = window_loop()
+    answer(loop, PROMPT)
+    before = num_computed(loop)
+    second = answer(loop, PROMPT)
+
+    assert second.num_cached_tokens == 76
+    assert num_computed(loop) - before == 4 + 5
+    assert model.slips == []
+
+
+def test_a_beginning_whose_window_has_gone_is_computed_again() -> None:
+    loop, scheduler, model = window_loop(num_window_blocks=5)
+    answer(loop, PROMPT)
+    parted = answer(loop, [*PROMPT[:40], 50, 51, 52])
+
+    assert scheduler.pool.num_keyed > 10  # blocks of every token are all there
+    assert parted.num_cached_tokens == 0
+    assert model.slips == []
+
+
+def test_an_answer_goes_on_from_the_window_at_its_end() -> None:
+    loop, _, model = window_loop()
+    first: list[Any] = []
+    loop.submit(Request("a", PROMPT, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)), first.append)
+    while loop.step():
+        pass
+    second = answer(loop, [*PROMPT, *(event.token_id for event in first[:-1]), 7, 8])
+
+    assert second.num_cached_tokens == 88
+    assert model.slips == []
+
+
+def test_a_reset_forgets_windows_as_well() -> None:
+    loop, scheduler, _ = window_loop()
+    answer(loop, PROMPT)
+    loop.reset_prefix_cache()
+
+    assert scheduler.windows is not None
+    assert scheduler.windows.pool.num_keyed == 0
+
+
+def test_what_a_failed_step_left_in_windows_comes_back_in_no_answer() -> None:
+    loop, scheduler, model = window_loop()
+    model.fail_at = {4}
+    loop.submit(Request("a", PROMPT, SamplingParams(temperature=0.0, max_tokens=4)), lambda _: None)
+    while loop.step():
+        pass
+
+    assert scheduler.windows is not None
+    assert scheduler.windows.pool.num_keyed == scheduler.windows.pool.num_used == 0
+
+
+# -- whatever happens
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 3), st.integers(1, 40), st.integers(1, 12)),
+        st.tuples(st.just("cancel"), st.integers(0, 12), st.just(0), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 4), st.just(0), st.just(0)),
+        st.tuples(st.just("reset"), st.just(0), st.just(0), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ACTIONS,
+    st.integers(16, 30),
+    st.integers(8, 20),
+    st.sampled_from([1, 5, 9, 14]),
+    st.sampled_from([0.0, 1.0]),
+    st.sampled_from([3, 8]),
+    st.booleans(),
+    st.sets(st.integers(1, 20), max_size=2),
+)
+def test_no_block_is_lost_or_shown_to_two_and_every_window_is_whole(
+    actions: list[tuple[str, int, int, int]],
+    num_blocks: int,
+    num_window_blocks: int,
+    window: int,
+    reserve: float,
+    chunk: int,
+    prefix_cache: bool,
+    fail_at: set[int],
+) -> None:
+    sizes = {"num_blocks": num_blocks, "num_window_blocks": num_window_blocks, "prefix_cache": prefix_cache}
+    loop, scheduler, model = window_loop(window, reserve=reserve, prefill_chunk=chunk, max_model_len=60, **sizes)
+    model.fail_at = fail_at
+    asked: list[tuple[list[int], int, list[Any]]] = []
+
+    def step() -> bool:
+        is_more = loop.step()
+        check_windows(scheduler)
+        return is_more
+
+    for action, number, length, max_tokens in actions:
+        if action == "submit":
+            prompt = ([number % 2] * 17 + [number] * 30)[:length]
+            asked.append((prompt, max_tokens, []))
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+            loop.submit(Request(str(len(asked)), prompt, params), asked[-1][2].append)
+        elif action == "cancel":
+            loop.cancel(str(number))
+        elif action == "reset":
+            loop.reset_prefix_cache()
+        else:
+            for _ in range(number):
+                step()
+    while step():
+        pass
+
+    assert scheduler.windows is not None
+    assert scheduler.windows.pool.num_used == scheduler.pool.num_used == 0
+    assert model.slips == []
+    for prompt, max_tokens, events in asked:
+        ids = [event.token_id for event in events[:-1]]
+        expected = greedy_reference(prompt, max_tokens)
+        is_whole = events[-1].reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert ids == (expected if is_whole else expected[: len(ids)])
+
+
+# -- the plan
+@given(
+    st.integers(1, 8192),
+    st.integers(1, 16),
+    st.sampled_from([1, 4, 16, 33]),
+    st.integers(0, 5000),
+    st.builds(Window, st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([1, 2])),
+    st.integers(0, 1 << 31),
+    st.booleans(),
+)
+def test_a_cache_with_windows_holds_one_full_request_and_no_more_than_it_may(
+    context: int, max_num_seqs: int, block_size: int, per_token: int, window: Window, size: int, prefix_cache: bool
+) -> None:
+    options = EngineOptions(
+        max_num_seqs=max_num_seqs, block_size=block_size, prefix_cache=prefix_cache, kv_cache_bytes=size or None
+    )
+    memory = plan_memory(options, context, per_token, 0, None, window=window)
+    num_full, most = -(-context // block_size), window.num_blocks(options, context)
+    one_request = block_size * (num_full * per_token + most * window.bytes_per_token)
+
+    assert bool(memory.reasons) == (0 < size < one_request)
+    if not memory.reasons:
+        used = block_size * (memory.num_blocks * per_token + memory.num_window_blocks * window.bytes_per_token)
+        assert memory.num_blocks >= num_full
+        assert memory.num_window_blocks >= most
+        assert used <= max(size, one_request) if size else used <= max(1 << 30, one_request)
+        if used >= max_num_seqs * one_request:
+            assert memory.num_window_blocks >= max_num_seqs * most
+
+
+def test_a_longer_context_fits_where_windows_hide_most_of_it() -> None:
+    def advice(window: Window, per_token: int) -> int:
+        [reason] = plan_memory(EngineOptions(max_num_seqs=1), 1 << 20, per_token, 0, 1 << 26, window=window).reasons
+        return int(reason.rsplit("--max-model-len ", 1)[1].split()[0])
+
+    kept, windowed = advice(Window(), 6000), advice(Window(512, 5000), 1000)
+    assert 5 * kept < windowed < 6 * kept
+    assert not plan_memory(
+        EngineOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, 1000, 0, 1 << 26, window=Window(512, 5000)
+    ).reasons
