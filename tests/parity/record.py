@@ -163,7 +163,7 @@ def rows_in_all_ways(
     steps: list[Step] = [[(s, -(-n // 2)) for s, n in enumerate(lengths)]]
     steps.append([(s, n // 2) for s, n in enumerate(lengths) if n > 1])
     got_all = driver.run([ids[:n].tolist() for n in lengths], steps)
-    pairs = [(got[kept[:n]], oracle[:n][kept[:n]]) for got, n in zip(got_all, lengths, strict=True)]
+    pairs = [(got[kept[:n]], oracle[:n][kept[:n]]) for got, n in zip(got_all, lengths, strict=True) if kept[:n].any()]
     yield tiny_row(family, ids, "ragged batch of 5 sequences", release, compare(pairs), nmse, left_out)
 
 
