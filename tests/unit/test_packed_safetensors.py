@@ -197,6 +197,18 @@ def test_columns_move_with_their_blocks_or_are_decoded_first(run: int, quant_typ
     np.testing.assert_array_equal(found, values_of(source)[::-1][:, rule.columns])
 
 
+def test_columns_that_change_places_within_a_block_are_decoded_first(tmp_path: Path) -> None:
+    tensors = {"a.weight": ("F8_E4M3", codes_of(127, 5, 128)), "a.weight_scale": np.float32([0.5])}
+    [source] = sources_of(tmp_path, tensors).values()
+    order = np.arange(128).reshape(2, 64)
+    order[:, 1:] = order[:, :0:-1]
+    rule = Rule("b", columns=order.ravel())
+
+    assert type_of(source, rule) == "F32"
+    found = moved(source, rule, "F32").view(np.float32).reshape(5, 128)
+    np.testing.assert_array_equal(found, values_of(source)[:, order.ravel()])
+
+
 @pytest.mark.parametrize("kind", ["plain", "packed"])
 def test_what_lies_in_turn_or_transposed_is_taken_apart(kind: str, tmp_path: Path) -> None:
     if kind == "plain":
