@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from pocketllm.engine.lifecycle.sampling import logits_processors
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
-from pocketllm.engine.lifecycle.sampling.logprobs import token_logprobs
+from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs, token_logprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.sampling.penalties import Penalties
 from pocketllm.engine.lifecycle.sampling.sampler import STRIDE, Sampler, place_of
@@ -19,6 +19,13 @@ from pocketllm.errors import RequestError
 
 Logits = npt.NDArray[np.float32]
 LOGITS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
+
+
+def sample(sampler: Sampler, values: Logits) -> tuple[int, TokenLogprobs | None]:
+    """The next token, which the answer then has."""
+    token_id, logprobs = sampler.choose(values)
+    sampler.accept(token_id)
+    return token_id, logprobs
 
 
 def logits(*values: float) -> Logits:
@@ -39,7 +46,7 @@ def kept(values: Logits, **params: Any) -> list[int]:
 
 # -- greedy
 def test_greedy_takes_the_likeliest_and_the_lowest_id_of_a_tie() -> None:
-    token_id, logprobs = Sampler(SamplingParams(temperature=0), 0).sample(logits(1, 7, 3, 7, 7))
+    token_id, logprobs = Sampler(SamplingParams(temperature=0), 0).choose(logits(1, 7, 3, 7, 7))
 
     assert token_id == 1
     assert logprobs is None
@@ -49,7 +56,7 @@ def test_greedy_takes_the_likeliest_and_the_lowest_id_of_a_tie() -> None:
 def test_greedy_draws_nothing(values: Logits) -> None:
     sampler = Sampler(SamplingParams(temperature=0), 0)
 
-    assert {sampler.sample(values)[0] for _ in range(3)} == {int(np.argmax(values))}
+    assert {sample(sampler, values)[0] for _ in range(3)} == {int(np.argmax(values))}
 
 
 # -- which tokens may be drawn
@@ -249,12 +256,12 @@ def test_penalties_act_on_greedy_requests_and_count_what_was_drawn() -> None:
     values = logits(3, 2.5, 2, -1)
     sampler = Sampler(SamplingParams(temperature=0, presence_penalty=0.75), 0)
 
-    assert [sampler.sample(values)[0] for _ in range(4)] == [0, 1, 0, 0]
+    assert [sample(sampler, values)[0] for _ in range(4)] == [0, 1, 0, 0]
 
 
 def test_a_bias_forces_and_forbids_and_logprobs_are_those_before_it() -> None:
     params = SamplingParams(temperature=0, logit_bias={2: 100, 1: -100}, logprobs=1)  # type: ignore[arg-type]  # a stand-in, or wrong on purpose
-    token_id, logprobs = Sampler(params, 0).sample(logits(1, 2, 0))
+    token_id, logprobs = Sampler(params, 0).choose(logits(1, 2, 0))
 
     assert token_id == 2
     assert logprobs is not None
@@ -319,7 +326,7 @@ def test_a_place_is_found_among_sums_as_a_running_sum_would_find_it(weights: Log
 
 def draws(values: Logits, seed: int, count: int = 50, **params: float) -> list[int]:
     sampler = Sampler(SamplingParams(**params), seed)  # type: ignore[arg-type]  # test data
-    return [sampler.sample(values)[0] for _ in range(count)]
+    return [sample(sampler, values)[0] for _ in range(count)]
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
@@ -347,8 +354,8 @@ def test_one_token_takes_one_number_of_the_stream_whatever_the_filters() -> None
     plain, mixed = Sampler(SamplingParams(), 5), Sampler(SamplingParams(), 5)
     filtered = Sampler(SamplingParams(top_k=3, top_p=0.5, min_p=0.1), 5)
     mixed._random.random()
-    filtered.sample(wide)
-    plain.sample(wide)
+    sample(filtered, wide)
+    sample(plain, wide)
 
     assert plain._random.random() == filtered._random.random() == mixed._random.random()
 
@@ -357,13 +364,13 @@ def test_one_token_takes_one_number_of_the_stream_whatever_the_filters() -> None
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_refused(poison: float, temperature: float) -> None:
     with pytest.raises(FloatingPointError):
-        Sampler(SamplingParams(temperature=temperature), 0).sample(logits(1, poison, 2))
+        Sampler(SamplingParams(temperature=temperature), 0).choose(logits(1, poison, 2))
 
 
 # -- logprobs
 def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
     values = np.random.default_rng(3).normal(scale=4, size=300).astype(np.float32)
-    token_id, logprobs = Sampler(SamplingParams(temperature=0.2, top_k=5, logprobs=20), 1).sample(values)
+    token_id, logprobs = Sampler(SamplingParams(temperature=0.2, top_k=5, logprobs=20), 1).choose(values)
     exact = values.astype(np.float64) - math.log(sum(math.exp(value) for value in values.astype(np.float64)))
 
     assert logprobs is not None

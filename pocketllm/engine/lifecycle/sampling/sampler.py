@@ -75,12 +75,6 @@ class Sampler:
         # numpy takes no negative seed: a signed one is read as its 64 bits
         self._random = np.random.Generator(np.random.PCG64(seed % 2**64))
 
-    def sample(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
-        """`choose`, then `accept`."""
-        token_id, logprobs = self.choose(logits)
-        self.accept(token_id)
-        return token_id, logprobs
-
     def choose(self, logits: npt.NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
         """The next token and, when asked for, its log-probabilities. logits: [vocab].
 
