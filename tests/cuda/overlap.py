@@ -1,6 +1,7 @@
-"""Steps in flight on a GPU: the same answers with and without, repeats, rates in process and over HTTP, host time.
+"""Steps in flight on a GPU: draws against the host's, the same answers with a step in flight and without, repeats, rates
+in process and over HTTP, host time.
 
-usage: python -m tests.cuda.overlap PATH [served]   (exit 1 when an answer differs)
+usage: python -m tests.cuda.overlap PATH [served]   (exit 1 when an answer differs; PATH: see tests.cuda.file)
 """
 
 import statistics
@@ -9,8 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.cuda.drawer import Pending
+from pocketllm.engine.backends.cuda.drawer import CudaDrawer, Pending
+from tests.cuda import draws
 from tests.cuda.engine import served_rate
 
 REPEATS, TOKENS = 20, 48
@@ -30,6 +36,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 def main() -> int:
     path = sys.argv[1]
+    check_draws()
     with LLM(model=path, max_num_seqs=8, prefix_cache=False) as llm:
         other = LLM.from_engine(llm.engine.sibling(overlap=False))
         assert [one.engine.plan.limits.max_steps_in_flight for one in (llm, other)] == [2, 1]
@@ -42,6 +49,20 @@ def main() -> int:
     for problem in problems:
         print("FAIL", problem)
     return 1 if problems else 0
+
+
+def check_draws() -> None:
+    """Logits come from the same places again and again, so that what draws from them is captured."""
+    places: dict[Any, torch.Tensor] = {}
+
+    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        return places.setdefault((host.shape, host.dtype), torch.empty_like(host, device="cuda")).copy_(host)
+
+    drawer = CudaDrawer(torch.device("cuda"), lambda: None)
+    for seed, vocab in enumerate((50, 5000, 49152, 128256)):
+        draws.check(drawer, np.random.default_rng(seed), on_device, vocab, repeats=3)
+    print("draws are the host's")
 
 
 def answers(llm: LLM, kinds: Sequence[dict[str, Any]], together: bool) -> list[Any]:
