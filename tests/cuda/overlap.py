@@ -1,5 +1,5 @@
-"""Steps in flight on a GPU: draws against the host's, the same answers with a step in flight and without, repeats, rates
-in process and over HTTP, host time.
+"""Steps in flight on a GPU: draws against the host's, the same answers with a step in flight and without, repeats,
+rates in process and over HTTP, host time.
 
 usage: python -m tests.cuda.overlap PATH [served]   (exit 1 when an answer differs; PATH: see tests.cuda.file)
 """

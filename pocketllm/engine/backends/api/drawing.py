@@ -31,7 +31,8 @@ class Edit:
             some = logits[self.ids]
             logits[self.ids] = np.where(some > 0, some / self.values, some * self.values)
         else:
-            logits[self.ids] += self.values
+            with np.errstate(invalid="ignore"):  # of what is not finite; whoever draws from it refuses it
+                logits[self.ids] += self.values
 
 
 @dataclass(frozen=True)
