@@ -1,6 +1,6 @@
 """Blocks of layers that see a window: few however long a request is, never seen by two, found again by the cache."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import FinishReason, Request
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.memory import Window, plan_memory
+from pocketllm.engine.models.blocks import Windows
+from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.options import EngineOptions
 from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits, next_state
+from tests.native import cpu_ops, needs_native
 from tests.unit.test_prefix_cache import answer, num_computed
 
 BLOCK = 4
@@ -273,3 +277,74 @@ def test_a_longer_context_fits_where_windows_hide_most_of_it() -> None:
     assert not plan_memory(
         EngineOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, 1000, 0, 1 << 26, window=Window(512, 5000)
     ).reasons
+
+
+# -- which layers keep what
+def test_global_layers_come_first_and_a_layer_has_a_place_among_its_kind() -> None:
+    spec, local = KVSpec(7, 2, 8, 8), KVSpec(7, 4, 8, 8)
+    windows = Windows(5, 3)
+
+    assert windows.caches(spec, local).parts == (KVSpec(2, 2, 8, 8), KVSpec(5, 4, 8, 8, window=5))
+    assert [windows.place(layer) for layer in range(7)] == [0, 1, 0, 2, 3, 1, 4]
+    assert Windows(None, 3).caches(spec).parts == (spec,)
+    assert Windows(5, (True,) * 7).caches(spec).parts == (KVSpec(7, 2, 8, 8, window=5),)
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps, pytest.param(lambda: cpu_ops(2), marks=needs_native)])
+@pytest.mark.parametrize("window", [1, 5, 20])
+def test_attention_reads_nothing_of_what_lies_where_a_block_was_given_back(ops: Any, window: int) -> None:
+    backend, random = ops(), np.random.default_rng(window)
+    spec = AttentionSpec(2, 1, 8, 0.5, window=window)
+    table = np.array([[3, 1, 4, 0, 2]], np.int32)
+    history = one_sequence(0, 33, table)
+    step = one_sequence(33, 40, table)
+    k, v, q = (random.standard_normal((40, width)).astype(np.float32) for width in (8, 8, 16))
+    vectors = [backend.load_vector(part.reshape(-1)).reshape(part.shape) for part in (k[:33], v[:33], k[33:], v[33:])]
+    garbage = backend.load_vector(np.full(64, np.inf, np.float32)).reshape(8, 8)
+    found = []
+    for is_gone in (False, True):
+        cache = backend.new_kv_cache(1, 1, 8, 8, 5, 8, in_windows=True)
+        backend.store_kv(cache, 0, *vectors[:2], history)
+        shown, first = table.copy(), max(33 - window + 1, 0) // 8
+        if is_gone:
+            for block in table[0, :first]:
+                place = one_sequence(0, 8, np.array([[block]], np.int32))
+                backend.store_kv(cache, 0, garbage, garbage, place)
+            shown[0, :first] = table[0, first]
+        batch = replace(step, window_table=shown)
+        backend.store_kv(cache, 0, *vectors[2:], batch)
+        queries = backend.load_vector(q[33:].reshape(-1)).reshape(7, 16)
+        found.append(backend.to_numpy(backend.attention(queries, cache, 0, batch, spec)).copy())
+
+    assert np.isfinite(found[0]).all()
+    assert np.array_equal(found[0], found[1])
+
+
+def one_sequence(start: int, stop: int, table: npt.NDArray[np.int32]) -> ForwardBatch:
+    """A step of tokens [start, stop) of a sequence with these window blocks of 8."""
+    positions = np.arange(start, stop)
+    return ForwardBatch(
+        input_ids=np.zeros(stop - start, np.int32),
+        positions=positions.astype(np.int32),
+        query_start_loc=np.array([0, stop - start], np.int32),
+        seq_lens=np.array([stop], np.int32),
+        block_table=np.zeros_like(table),
+        slot_mapping=np.zeros(stop - start, np.int64),
+        logit_rows=np.zeros(0, np.int32),
+        window_table=table,
+        window_slots=table[0, positions // 8].astype(np.int64) * 8 + positions % 8,
+    )
+
+
+@needs_native
+def test_the_native_backend_refuses_a_step_without_its_windows_blocks() -> None:
+    ops = cpu_ops(1)
+    cache = ops.new_kv_cache(1, 1, 8, 8, 5, 8, in_windows=True)
+    batch = one_sequence(0, 3, np.array([[9]], np.int32))
+    rows = np.zeros((3, 8), np.float32)
+
+    with pytest.raises(ValueError, match="window slot 72 is outside 0 to 39"):
+        ops.store_kv(cache, 0, rows, rows, batch)
+    bare = replace(batch, window_table=np.zeros((0, 0), np.int32), window_slots=np.zeros(0, np.int64))
+    with pytest.raises(ValueError, match="a step without its windows' blocks"):
+        ops.store_kv(cache, 0, rows, rows, bare)
