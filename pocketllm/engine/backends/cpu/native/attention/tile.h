@@ -103,8 +103,9 @@ template <int R, int S, class Element>
 inline void score_block(const float* q, int ld_q, int key_dim, int value_dim, const Tile<Element>& tile, int strip,
                         float* out) {
     Floats sums[R][S];
-    for (int r = 0; r < R; ++r)
-        for (int s = 0; s < S; ++s) sums[r][s] = all(0.0f);
+    POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
+        POCKETLLM_WHOLE for (int s = 0; s < S; ++s) sums[r][s] = all(0.0f);
+    }
     const int value_lines = lines_of<Element>(int64_t(kStrip) * value_dim),
               each = (value_lines + key_dim - 1) / key_dim;
     for (int d = 0; d < key_dim; ++d) {
@@ -112,14 +113,15 @@ inline void score_block(const float* q, int ld_q, int key_dim, int value_dim, co
             for (int s = 0; s < S; ++s) fetch(tile.values[strip + s], d * each, d * each + each);
         }
         Floats keys[S];
-        for (int s = 0; s < S; ++s) keys[s] = load(tile.keys[strip + s] + d * tile.key_stride);
-        for (int r = 0; r < R; ++r) {
+        POCKETLLM_WHOLE for (int s = 0; s < S; ++s) keys[s] = load(tile.keys[strip + s] + d * tile.key_stride);
+        POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
             const Floats one = all(q[r * ld_q + d]);
-            for (int s = 0; s < S; ++s) sums[r][s] = fma(one, keys[s], sums[r][s]);
+            POCKETLLM_WHOLE for (int s = 0; s < S; ++s) accumulate(sums[r][s], one, keys[s]);
         }
     }
-    for (int r = 0; r < R; ++r)
-        for (int s = 0; s < S; ++s) store(out + r * kAttentionTile + (strip + s) * kStrip, sums[r][s]);
+    POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
+        POCKETLLM_WHOLE for (int s = 0; s < S; ++s) store(out + r * kAttentionTile + (strip + s) * kStrip, sums[r][s]);
+    }
 }
 
 template <int R, int S, class Element>
@@ -154,13 +156,13 @@ void score_latents(const float* q, int ld_q, int key_dim, const Tile<Element>& t
     for (int key = first * kStrip; key < last * kStrip; ++key) {
         const Element* from = tile.values[key / kStrip] + key % kStrip * tile.value_stride;
         Floats sums[R];
-        for (int r = 0; r < R; ++r) sums[r] = all(0.0f);
+        POCKETLLM_WHOLE for (int r = 0; r < R; ++r) sums[r] = all(0.0f);
         for (int d = 0; d < key_dim; d += kLanes) {
             Floats part = load(from + d);
             if (d + kLanes > key_dim) part = keep(part, 0, key_dim - d, 0.0f);
-            for (int r = 0; r < R; ++r) sums[r] = fma(load(q + r * ld_q + d), part, sums[r]);
+            POCKETLLM_WHOLE for (int r = 0; r < R; ++r) accumulate(sums[r], load(q + r * ld_q + d), part);
         }
-        for (int r = 0; r < R; ++r) out[r * kAttentionTile + key] = sum(sums[r]);
+        POCKETLLM_WHOLE for (int r = 0; r < R; ++r) out[r * kAttentionTile + key] = sum(sums[r]);
     }
 }
 
@@ -184,8 +186,9 @@ template <int R, int V, class Element>
 inline void mix_block(const float* weights, const Tile<Element>& tile, int key_dim, int first, int last, float* sums,
                       int ld) {
     Floats acc[R][V];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * ld + v * kLanes);
+    POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
+        POCKETLLM_WHOLE for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * ld + v * kLanes);
+    }
     const int next_lines = (lines_of<Element>(int64_t(kStrip) * key_dim) + kStrip - 1) / kStrip;
     for (int key = first; key < last;) {
         const int strip = key / kStrip, end = (strip + 1) * kStrip < last ? (strip + 1) * kStrip : last;
@@ -194,15 +197,16 @@ inline void mix_block(const float* weights, const Tile<Element>& tile, int key_d
         for (; key < end; ++key, from += tile.value_stride) {
             if (next) fetch(next, key % kStrip * next_lines, key % kStrip * next_lines + next_lines);
             Floats values[V];
-            for (int v = 0; v < V; ++v) values[v] = load(from + v * kLanes);
-            for (int r = 0; r < R; ++r) {
+            POCKETLLM_WHOLE for (int v = 0; v < V; ++v) values[v] = load(from + v * kLanes);
+            POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
                 const Floats one = all(weights[r * kAttentionTile + key]);
-                for (int v = 0; v < V; ++v) acc[r][v] = fma(one, values[v], acc[r][v]);
+                POCKETLLM_WHOLE for (int v = 0; v < V; ++v) accumulate(acc[r][v], one, values[v]);
             }
         }
     }
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) store(sums + r * ld + v * kLanes, acc[r][v]);
+    POCKETLLM_WHOLE for (int r = 0; r < R; ++r) {
+        POCKETLLM_WHOLE for (int v = 0; v < V; ++v) store(sums + r * ld + v * kLanes, acc[r][v]);
+    }
 }
 
 // Lanes past value_dim hold the next key's values; they are never read.

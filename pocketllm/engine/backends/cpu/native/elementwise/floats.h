@@ -39,9 +39,12 @@ struct Floats {
     NativeFloats part[kParts];
 };
 
-#define POCKETLLM_LANEWISE(expression)                           \
-    Floats out;                                                  \
-    for (int i = 0; i < kParts; ++i) out.part[i] = (expression); \
+// before a loop over registers: unrolled whole, or they would live in memory
+#define POCKETLLM_WHOLE _Pragma("GCC unroll 16")
+
+#define POCKETLLM_LANEWISE(expression)                                           \
+    Floats out;                                                                  \
+    POCKETLLM_WHOLE for (int i = 0; i < kParts; ++i) out.part[i] = (expression); \
     return out
 
 inline Floats operator+(const Floats& a, const Floats& b) { POCKETLLM_LANEWISE(a.part[i] + b.part[i]); }
@@ -65,16 +68,23 @@ inline Floats load(const float* from) {
 inline void store(float* to, const Floats& value) { std::memcpy(to, &value, sizeof value); }
 
 // a · b + c, rounded once where the processor can.
-inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
+inline NativeFloats fma(NativeFloats a, NativeFloats b, NativeFloats c) {
 #if defined(__AVX512F__)
-    POCKETLLM_LANEWISE((NativeFloats)_mm512_fmadd_ps((__m512)a.part[i], (__m512)b.part[i], (__m512)c.part[i]));
+    return (NativeFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-    POCKETLLM_LANEWISE((NativeFloats)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]));
+    return (NativeFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-    POCKETLLM_LANEWISE((NativeFloats)vfmaq_f32((float32x4_t)c.part[i], (float32x4_t)a.part[i], (float32x4_t)b.part[i]));
+    return (NativeFloats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
-    POCKETLLM_LANEWISE(a.part[i] * b.part[i] + c.part[i]);
+    return a * b + c;
 #endif
+}
+inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
+    POCKETLLM_LANEWISE(fma(a.part[i], b.part[i], c.part[i]));
+}
+// acc = fma(a, b, acc) in place: of a tile of sums that are assigned whole the compiler keeps only some in registers.
+inline void accumulate(Floats& acc, const Floats& a, const Floats& b) {
+    POCKETLLM_WHOLE for (int i = 0; i < kParts; ++i) acc.part[i] = fma(a.part[i], b.part[i], acc.part[i]);
 }
 
 // Lanes `apart` from each other change places.
