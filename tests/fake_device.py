@@ -14,12 +14,12 @@ import numpy.typing as npt
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.drawing import FORBIDDEN, NOT_FINITE, Draw, Drawn
 from pocketllm.engine.lifecycle.loop import EngineLoop
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.sampling.logits_processors import candidates
 from pocketllm.engine.lifecycle.sampling.logprobs import token_logprobs
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.sampling.sampler import only, place_of
 from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from tests.fake_model import FakeModel, FakeTokenizer, limits
 
 Logits = npt.NDArray[np.float32]

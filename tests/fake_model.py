@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.lifecycle.loop import EngineLoop
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.plan import Limits
 

@@ -12,9 +12,9 @@ from pocketllm.engine.backends.api.backend import Backend
 from pocketllm.engine.backends.api.drawing import Drawer, drawer_of
 from pocketllm.engine.backends.api.ops import Ops, Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from pocketllm.engine.memory import gib
 from pocketllm.engine.models.contract import Model, logit_cap, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.engine.lifecycle.batch import build_ragged, build_singles
 from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Schedule
+from pocketllm.engine.lifecycle.steps.batch import build_ragged, build_singles
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))

@@ -14,9 +14,9 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.lifecycle.kv.state_slots import StateSlots
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import FinishEvent, FinishReason, Request, TokenEvent
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from tests.fake_model import VOCAB_SIZE, FakeTokenizer, greedy_reference, limits, logits_of, next_state
 
 BLOCK = 4

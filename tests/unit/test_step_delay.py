@@ -6,9 +6,9 @@ import pytest
 
 from pocketllm.engine.lifecycle import step_delay
 from pocketllm.engine.lifecycle.request import FinishEvent, Request, TokenEvent
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from pocketllm.engine.load import Engine, load_engine
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import OptionError

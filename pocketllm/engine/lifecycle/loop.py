@@ -17,7 +17,7 @@ from pocketllm.engine.lifecycle.request import FinishReason, Request
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.stats import Counters, LoopStats
-from pocketllm.engine.lifecycle.steps import StepRunner, Steps
+from pocketllm.engine.lifecycle.steps.pipeline import StepRunner, Steps
 from pocketllm.engine.structured.compiler import GrammarCompiler, Vocabulary
 from pocketllm.engine.structured.constraint import Constraint
 from pocketllm.engine.structured.matcher import Matcher

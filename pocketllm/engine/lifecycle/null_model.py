@@ -16,9 +16,9 @@ from pocketllm.engine.backends.api.drawing import Draw, Drawn
 from pocketllm.engine.backends.api.ops import KVCache, Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import Event, Request
-from pocketllm.engine.lifecycle.runner import Runner
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
+from pocketllm.engine.lifecycle.steps.runner import Runner
 from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.plan import Limits
 from pocketllm.engine.text.tokenizer import Tokenizer

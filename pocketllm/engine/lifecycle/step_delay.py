@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from pocketllm.engine.lifecycle.request import Request
-from pocketllm.engine.lifecycle.runner import Draws, Launched
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule
-from pocketllm.engine.lifecycle.steps import StepRunner
+from pocketllm.engine.lifecycle.steps.pipeline import StepRunner
+from pocketllm.engine.lifecycle.steps.runner import Draws, Launched
 
 
 class SlowedRunner:

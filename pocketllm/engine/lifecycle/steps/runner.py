@@ -10,11 +10,11 @@ import numpy.typing as npt
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.drawing import Draw, Drawer, PendingDraws
 from pocketllm.engine.backends.api.ops import Tensor
-from pocketllm.engine.lifecycle import batch
 from pocketllm.engine.lifecycle.request import Request, RequestState
 from pocketllm.engine.lifecycle.sampling.logprobs import TokenLogprobs, token_logprobs
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule
+from pocketllm.engine.lifecycle.steps import batch
 
 LogitsRow = npt.NDArray[np.float32]
 """[vocab]"""

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from pocketllm.engine.lifecycle.answers import Answers
 from pocketllm.engine.lifecycle.request import Request, RequestState
-from pocketllm.engine.lifecycle.runner import Draws, Launched
 from pocketllm.engine.lifecycle.sampling.sampler import Sampler
 from pocketllm.engine.lifecycle.scheduler import Schedule, Scheduler
 from pocketllm.engine.lifecycle.stats import Counters
+from pocketllm.engine.lifecycle.steps.runner import Draws, Launched
 from pocketllm.engine.structured.worker import MaskWorker
 from pocketllm.errors import ConstraintError
 

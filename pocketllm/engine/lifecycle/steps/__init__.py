@@ -1,0 +1,1 @@
+"""One step: gathered, launched, drawn from, collected."""
