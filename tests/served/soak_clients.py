@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 
 MAX_RSS_GROWTH = 0.02
+TIMEOUT_S = 300.0
+"""Sixteen clients with up to four answers each wait for one another on a slow machine."""
 WORDS = ["the", "capital", "of", "France", "is", "a", "small", "town", "where", "people", "sing", "of", "old", "ships"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 BAD_BODIES: list[bytes] = [
@@ -74,7 +76,7 @@ class Client:
     """One client: asks one thing after another until the time is over."""
 
     def __init__(self, url: str, seed: int, outcome: Outcome, context: int) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=120, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
         self._random = random.Random(seed)
         self._outcome = outcome
         self._context = context
@@ -184,7 +186,7 @@ class Client:
     async def _read_all(self, path: str, body: dict[str, Any]) -> None:
         # a connection of its own: closing it is how a client leaves
         async with (
-            httpx.AsyncClient(base_url=self._http.base_url, timeout=120, trust_env=False) as http,
+            httpx.AsyncClient(base_url=self._http.base_url, timeout=TIMEOUT_S, trust_env=False) as http,
             http.stream("POST", path, json=body) as answer,
         ):
             async for _ in answer.aiter_bytes():
