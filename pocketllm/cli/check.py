@@ -230,13 +230,10 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 def window_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """What the cache's layers that see a window come to; nothing of a model without such layers."""
-    from pocketllm.engine.memory import gib
-
     if not plan["window"]:
         return []
-    what = (
-        f"{plan['num_window_blocks']:,} blocks of the cache, {gib(plan['window_bytes_per_request'])} a request at most"
-    )
+    most = f"{plan['window_bytes_per_request'] / (1 << 20):.1f} MiB a request at most"
+    what = f"{plan['num_window_blocks']:,} blocks of the cache, {most}"
     return [("windows", f"{plan['window']:,} tokens: {what}")]
 
 
