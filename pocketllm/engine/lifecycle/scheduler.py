@@ -163,7 +163,8 @@ class Scheduler:
         if not any(request.num_in_flight_tokens for request in self.running):
             return False
         chunk = self.limits.prefill_chunk
-        if len(self.running) * (blocks_for(chunk, self.limits.block_size) + 1) <= self.pool.num_free:
+        most = len(self.running) * (blocks_for(chunk, self.limits.block_size) + 1)
+        if all(most <= group.pool.num_free for group in self._groups):
             return False
         ends = [(one, min(one.num_computable_tokens, one.num_started_tokens + chunk)) for one in self.running]
         return any(sum(group.num_missing(*end) for end in ends) > group.pool.num_free for group in self._groups)
