@@ -204,8 +204,9 @@ class Scheduler:
 
     def _preempt_youngest(self) -> Request:
         """Send the youngest running request back to the head of the queue; it is recomputed, but for cached tokens."""
-        request = self.running.pop()
+        request = self.running[-1]
         assert not request.num_in_flight_tokens, f"{request.request_id} is in flight"
+        self.running.pop()
         self._release(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
