@@ -69,7 +69,7 @@ def window_loop(window: int = 6, **changes: Any) -> tuple[EngineLoop, Scheduler,
     options = EngineOptions(
         prefill_chunk=some.prefill_chunk, max_num_batched_tokens=some.max_num_batched_tokens, block_size=BLOCK
     )
-    most = Window(window, 1).num_blocks(options, some.max_model_len)
+    most = Window(window, 1, some.max_steps_in_flight).num_blocks(options, some.max_model_len)
     model = WindowModel(some.num_blocks, BLOCK, window=window, num_window_blocks=some.num_window_blocks)
     sizes = {"max_model_len": 128, "num_window_blocks": some.num_window_blocks, **changes}
     loop, scheduler, _ = fake_loop(model, window=window, window_blocks_per_request=most, **sizes)
@@ -189,6 +189,7 @@ ACTIONS = st.lists(
     st.sampled_from([0.0, 1.0]),
     st.sampled_from([3, 8]),
     st.booleans(),
+    st.sampled_from([1, 2]),
     st.sets(st.integers(1, 20), max_size=2),
 )
 def test_no_block_is_lost_or_shown_to_two_and_every_window_is_whole(
@@ -199,10 +200,12 @@ def test_no_block_is_lost_or_shown_to_two_and_every_window_is_whole(
     reserve: float,
     chunk: int,
     prefix_cache: bool,
+    max_steps_in_flight: int,
     fail_at: set[int],
 ) -> None:
     sizes = {"num_blocks": num_blocks, "num_window_blocks": num_window_blocks, "prefix_cache": prefix_cache}
-    loop, scheduler, model = window_loop(window, reserve=reserve, prefill_chunk=chunk, max_model_len=60, **sizes)
+    sizes |= {"prefill_chunk": chunk, "max_steps_in_flight": max_steps_in_flight}
+    loop, scheduler, model = window_loop(window, reserve=reserve, max_model_len=60, **sizes)
     model.fail_at = fail_at
     asked: list[tuple[list[int], int, list[Any]]] = []
 
