@@ -148,17 +148,15 @@ def attention() -> None:
     # blocks of their own, where those that no window shows any more hold what another has left
     own = np.where(table < 0, -1, np.roll(np.arange(24), 5)[table]).astype(np.int32)
     slots = own[np.repeat(np.arange(4), lengths), history.positions // 16] * 16 + history.positions % 16
-    kept, seen, gone = own.copy(), np.maximum(lengths - counts - 40 + 1, 0) // 16, []
-    for row, first in enumerate(seen):
-        gone += own[row, :first].tolist()
-        kept[row, :first] = own[row, first]
+    seen = np.maximum(lengths - counts - 40 + 1, 0) // 16
+    gone = [block for row, first in enumerate(seen) for block in own[row, :first].tolist()]
 
     def windowed(ops: Any) -> Any:
         cache = ops.new_kv_cache(1, 2, dim, dim, 24, 16, in_windows=True)
         written = replace(history, window_table=own, window_slots=slots.astype(np.int64))
         ops.store_kv(cache, 0, rows(ops, k), rows(ops, v), written)
         cache.values[0][gone] = float("inf")
-        shown = replace(batch, window_table=kept, window_slots=np.zeros(len(batch.positions), np.int64))
+        shown = replace(batch, window_table=own, window_slots=np.zeros(len(batch.positions), np.int64))
         return ops.attention(rows(ops, q), cache, 0, shown, spec)
 
     assert gone
