@@ -114,6 +114,20 @@ def test_blocks_that_no_window_shows_any_more_go_to_others() -> None:
     assert model.slips == []
 
 
+def test_nobody_in_flight_is_preempted_where_windows_alone_run_short() -> None:
+    loop, scheduler, model = window_loop(13, num_window_blocks=9, reserve=0.0, max_steps_in_flight=2)
+    told: list[list[Any]] = [[], [], []]
+    for number, events in enumerate(told):
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        loop.submit(Request(str(number), [number], params), events.append)
+    while loop.step():
+        check_windows(scheduler)
+
+    assert scheduler.num_preemptions > 0
+    assert [events[-1].reason for events in told] == [FinishReason.LENGTH] * 3
+    assert model.slips == []
+
+
 # -- found again
 def test_the_end_of_a_prompt_is_found_again_with_its_window() -> None:
     loop, _, model = window_loop()
