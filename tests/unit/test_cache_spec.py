@@ -110,3 +110,10 @@ def test_caches_side_by_side_come_in_their_order() -> None:
 
     assert [rows.shape for rows in first.rows] == [(2, 4, 1, 4)]
     assert [keys.shape for keys in second.keys] == [(2, 4, 1, 3)] * 2
+
+
+def test_a_window_that_no_layer_has_is_none() -> None:
+    spec = SeveralCaches((KVSpec(0, 2, 8, 8, window=5), KVSpec(3, 2, 8, 8)))
+
+    assert (spec.window_tokens(), spec.bytes_in_window(2)) == (0, 0)
+    assert SeveralCaches((KVSpec(1, 2, 8, 8, window=5), KVSpec(3, 2, 8, 8))).window_tokens() == 5

@@ -69,7 +69,7 @@ class KVSpec(CacheSpec):
         return self._bytes_of_token(element_bytes, scale_bytes) if self.window is None else 0
 
     def window_tokens(self) -> int:
-        return self.window or 0
+        return self.window if self.window and self.num_layers else 0
 
     def bytes_in_window(self, element_bytes: float, scale_bytes: int = 0) -> int:
         return self._bytes_of_token(element_bytes, scale_bytes) if self.window is not None else 0
