@@ -54,7 +54,7 @@ ActivationDtype = Annotated[
     str | None,
     typer.Option(
         "--activation-dtype",
-        help="What rows are rounded to before a matrix multiplies them: int8 or float32.",
+        help="What rows are rounded to before a matrix multiplies them: int8, int16 or float32.",
         show_default="the backend's own; int8 on cpu",
         rich_help_panel=PANEL,
     ),

@@ -14,7 +14,7 @@ PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
 AUTO = "auto"
 """Asks for the best backend that can run."""
-ACTIVATION_DTYPES = ("int8", "float32")
+ACTIVATION_DTYPES = ("int8", "int16", "float32")
 KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
 MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""

@@ -16,7 +16,7 @@ import torch
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.kernels import gemv
+from pocketllm.engine.backends.cuda.kernels import mma
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
 from pocketllm.engine.backends.cuda.ops import CudaOps
@@ -25,11 +25,13 @@ from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_NAME
 from tests.cuda.draws import check as check_draws
-from tests.cuda.kernels import in_fragments, in_rows, row_values
+from tests.cuda.kernels import halves_of, values_of
 from tests.cuda.model import Session, error
 from tests.cuda.synthetic import HALVES, Synthetic
 
 RANDOM = np.random.default_rng(0)
+SEVERAL = {"Q4_K": (9,), "Q5_K": (2,), "Q6_K": (2,), "Q8_0": (2,), "IQ4_NL": (2,), "IQ2_XS": (2,), "Q2_K": (2,)}
+"""Rows that are multiplied together, for a type of each way to hold codes and scales."""
 CUDA, REFERENCE = CudaOps(kv_dtype="float32", device="cpu"), ReferenceOps()
 
 
@@ -58,24 +60,25 @@ def packing() -> None:
         out = torch.full((3, 512), torch.nan)
         unpack_rows(held, out, index=torch.tensor([5, 0, 2], dtype=torch.int32))
         assert np.array_equal(out.numpy(), want[[5, 0, 2]], equal_nan=True), quant_type
-    parts = [matrices.load(blocks("Q6_K", 8, 256), "Q6_K", (8, 256), torch.device("cpu")) for _ in range(2)]
+    parts = [matrices.load(blocks("Q6_K", 16, 256), "Q6_K", (16, 256), torch.device("cpu")) for _ in range(2)]
     whole = torch.cat([unpack(part.held) for part in parts])
     assert torch.equal(unpack(matrices.join(parts)), whole)
     assert torch.equal(torch.cat([unpack(part.held) for part in parts]), whole)
 
 
 def products() -> None:
-    """The matrix-vector kernel against float64, outputs poisoned; few and many rows through `project`."""
+    """The kernel for few rows against float64, outputs poisoned; few and many rows through `project`."""
     for quant_type in LAYOUTS:
         held = matrices.load(blocks(quant_type, 4, 256), quant_type, (4, 256), torch.device("cpu")).held
         assert isinstance(held, Packed)
-        words, marks = in_rows(torch.randn(1, 256))
-        y, bias, residual = torch.full((4,), torch.nan), torch.randn(4), torch.randn(4)
-        gemv.multiply(words[0], marks[0], held, y, bias, residual)
-        want = row_values(words, marks, 256) @ unpack(held).double().T + bias + residual
-        assert error(y.numpy(), want[0].numpy()) < 1e-6, quant_type
+        for count in (1, *SEVERAL.get(quant_type, ())):
+            halves = halves_of(torch.randn(count, 256))
+            y, bias, residual = torch.full((count, 4), torch.nan), torch.randn(4), torch.randn(count, 4)
+            mma.multiply(halves, held, y, count, bias, residual)
+            want = values_of(halves, count, 256) @ unpack(held).double().T + bias + residual
+            assert error(y.numpy(), want.numpy()) < 2e-5, (quant_type, count)
     data, norm = blocks("Q4_K", 8, 256), RANDOM.standard_normal(256).astype(np.float32)
-    for tokens, limit in ((2, 0.02), (33, 1e-3)):
+    for tokens in (2, 33):
         x = RANDOM.standard_normal((tokens, 256)).astype(np.float32)
 
         def both(ops: Any, x: Any = x) -> Any:
@@ -85,7 +88,7 @@ def products() -> None:
             y, z = ops.project(rows(ops, x), first, second, norm=Norm(ops.load_vector(norm), 1e-5))
             return ops.project_add(ops.silu_mul(rows(ops, x), rows(ops, x)), first, ops.add(y, z))
 
-        assert compared(both) < limit, tokens
+        assert compared(both) < 1e-3, tokens
 
 
 def rows_and_heads() -> None:
@@ -102,16 +105,9 @@ def rows_and_heads() -> None:
         lambda ops: ops.embed(ops.load_matrix(blocks_once, "Q5_K", (6, 256)), np.array([5, 0], np.int32), 2.5),
     ]
     blocks_once = blocks("Q5_K", 6, 256)
-    words, marks = in_rows(torch.from_numpy(x))
-    assert torch.allclose(row_values(words, marks, 64).float(), torch.from_numpy(x), atol=0.02)
-    assert not row_values(words, marks, 128)[:, 64:].any()  # what fills the last block up
-    traded, traded_marks = in_fragments(torch.from_numpy(x))
-    for row in range(3):  # of unit u, thread (row, t) of a warp has words t and 4 + t
-        units = traded.view(4, 8, 4, 2)[:, row].transpose(1, 2).reshape(4, 8)
-        in_order = words[row].view(2, 1, 4, 4).permute(1, 3, 0, 2).reshape(4, 8)
-        assert torch.equal(units, in_order)
-        own = traded_marks.view(4, 4, 4, 2)[:, row // 2, :, row % 2]
-        assert torch.equal(own.reshape(-1), marks[row])
+    halves = halves_of(torch.from_numpy(x))
+    assert torch.allclose(values_of(halves, 3, 64).float(), torch.from_numpy(x), rtol=1e-3)
+    assert not values_of(halves, 3, 128)[:, 64:].any()  # what fills the last block up
     for layout in RopeLayout:
 
         def rotated(ops: Any, layout: RopeLayout = layout) -> Any:
@@ -172,7 +168,7 @@ def steps() -> None:
     ]
     for ids, starts in (([[3]], [0]), ([[1], [2]], [1, 0])):
         batch = sessions[0].batch(ids, starts)
-        assert error(*(session.logits(batch) for session in sessions)) < 2e-2, starts
+        assert error(*(session.logits(batch) for session in sessions)) < 1e-3, starts
     captured = weakref.ref(sessions[0].captured)
     del sessions
     gc.collect()

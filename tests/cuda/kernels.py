@@ -1,25 +1,29 @@
 # ruff: noqa: B023  # what is timed is called at once
-"""Every quant type's matrix-vector kernel against float64, and its rate on shapes of an 8B model.
+"""Every quant type's products against float64, and its rate on shapes of an 8B model.
 
-usage: python -m tests.cuda.kernels [check] [time [shapes]] [TYPE …]
+usage: python -m tests.cuda.kernels [check] [time [compile] [shapes] [rows=1,8,32] [matrices=0,1,2,3]] [TYPE …]
 """
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.kernels import gemv, mma
+from pocketllm.engine.backends.cuda.kernels import mma
+from pocketllm.engine.backends.cuda.kernels.mma import Halves
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
-from pocketllm.engine.backends.cuda.layouts import LAYOUTS
-from pocketllm.engine.backends.cuda.packing import Packed, units_of, unpack
+from pocketllm.engine.backends.cuda.layouts import LAYOUTS, UNIT
+from pocketllm.engine.backends.cuda.packing import Packed, unpack
+from pocketllm.engine.backends.cuda.products import new_halves
 from pocketllm.engine.weights.quant_types import BY_NAME
 from tests.cuda.synthetic import HALVES
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+SWEPT = ((1, 2), (1, 4), (1, 8), (1, 16), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4))
 GPU = torch.device("cuda")
 
 
@@ -31,6 +35,9 @@ def random_matrix(quant_type: str, rows: int, cols: int, seed: int = 0) -> Packe
         data[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     if quant_type == "MXFP4":
         data[..., 0] = random.integers(118, 126, data.shape[:2])
+    if quant_type == "IQ1_M":  # its scale lies in the upper halves of four bytes
+        for at, part in zip((49, 51, 53, 55), (0xF, 0x1, 0x1, 0x2), strict=True):
+            data[..., at] = data[..., at] & 15 | part << 4
     held = matrices.load(data, quant_type, (rows, cols), GPU).held
     assert isinstance(held, Packed)
     return held
@@ -40,33 +47,42 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-def row_values(words: torch.Tensor, marks: torch.Tensor, width: int) -> torch.Tensor:
-    """float64 values of rows that `write_rows` wrote as int8: words [rows, units · 8], marks [rows, units · 4]."""
-    rows = len(words)
-    codes = words.contiguous().view(torch.int8).view(rows, 2, -1, 4, 4, 4)  # half, block, place, unit, byte
-    codes = codes.permute(0, 2, 4, 1, 3, 5).reshape(rows, -1, 32)
-    four, halves = marks.view(rows, -1, 4), codes.view(rows, -1, 2, 16).sum(-1)
-    assert torch.equal(four[..., 2:], halves.float())
-    assert torch.equal(four[..., 1], halves.sum(-1).float())
-    return (codes.double() * four[..., :1].double()).reshape(rows, -1)[:, :width]
+def values_of(halves: Halves, rows: int, width: int) -> torch.Tensor:
+    """float64 values of rows in the form that the tensor cores read, [rows, width]; sums in marks are checked."""
+    if rows == 1:
+        return values_of_one(halves, width)
+    codes = halves.words.view(torch.float16).view(len(halves.words), -1, 8, 4, 2, 2, 2).double()
+    codes = codes.permute(0, 2, 1, 4, 3, 6, 5).reshape(-1, codes.shape[1], 2, 16)[:rows]  # rows, units, halves
+    codes = codes * torch.tensor([1.0, 16.0], dtype=torch.float64, device=codes.device)[:, None]
+    marks = (
+        halves.marks.view(len(halves.marks), -1, 4, 4, 2).permute(0, 2, 4, 1, 3).reshape(-1, codes.shape[1], 4)[:rows]
+    )
+    assert torch.allclose(marks[..., 2:].double(), codes.sum(-1), rtol=1e-6, atol=1e-4)
+    assert torch.allclose(marks[..., 1].double(), codes.sum((-2, -1)), rtol=1e-6, atol=1e-4)
+    return (codes.flatten(2) * marks[..., :1].double()).reshape(rows, -1)[:, :width]
 
 
-def in_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words and marks of rows, one after another."""
-    units = units_of(x.shape[1])
-    words = torch.full((len(x), units * 8), 7, dtype=torch.int32, device=x.device)
-    marks = torch.full((len(x), units * 4), torch.nan, device=x.device)
-    write_rows(words, x, scales=marks)
-    return words, marks
+def values_of_one(x: Halves, width: int) -> torch.Tensor:
+    """The same of a single row, which has another form."""
+    units = x.words.shape[1] // 128
+    codes = (
+        x.words[0, : units * 16].view(torch.int8).view(-1, 4, 2, 2, 4, 4).double()
+    )  # block, place, half, level, unit
+    codes = codes[:, :, :, 0] * 256 + codes[:, :, :, 1]
+    codes = codes.permute(0, 3, 2, 1, 4).reshape(units, 2, 16)
+    marks = x.marks[0, : units * 4].view(units, 4).double()
+    assert torch.equal(marks[:, 2:], codes.sum(-1))
+    assert torch.equal(marks[:, 1], codes.sum((-2, -1)))
+    return (codes.flatten(1) * marks[:, :1]).reshape(1, -1)[:, :width]
 
 
-def in_fragments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as the tensor cores read it."""
-    units, eights = units_of(x.shape[1]), -(-len(x) // 8)
-    words = torch.zeros(eights, units * 64, dtype=torch.int32, device=x.device)
-    marks = torch.zeros(eights, units * 32, device=x.device)
-    write_rows(words, x, scales=marks, in_fragments=True)
-    return words, marks
+def halves_of(x: torch.Tensor) -> Halves:
+    """Rows as the tensor cores read them; what is not written is poisoned."""
+    halves = new_halves(len(x), x.shape[1], x.device)
+    halves.words.fill_(0x7E007E00)
+    halves.marks.fill_(torch.nan)
+    write_rows(halves.words, x, scales=halves.marks)
+    return halves
 
 
 def timed(run: Callable[[int], None], copies: int) -> float:
@@ -92,50 +108,77 @@ def timed(run: Callable[[int], None], copies: int) -> float:
 def check() -> None:
     for quant_type in [name for name in LAYOUTS if name in sys.argv] or LAYOUTS:
         errors, same = [], True
-        for rows, cols in ((70, 1280),):
+        for rows, cols in ((70, 1280), (256, 768)):
             packed = random_matrix(quant_type, rows, cols)
-            words, marks = in_rows(torch.randn(32, cols, device=GPU))
-            exact = row_values(words, marks, cols)
-            want = exact @ unpack(packed).double().T
-            single = torch.full((32, rows), torch.nan, device=GPU)
-            for row in range(32):
-                gemv.multiply(words[row], marks[row], packed, single[row])
-            errors.append(error(single, want))
-            x, last = exact.float(), None
+            x = torch.randn(32, cols, device=GPU) * 10 ** torch.linspace(-6, 6, 32, device=GPU)[:, None]
+            exact = values_of(halves_of(x), 32, cols)
+            assert error(exact[-1], x[-1].double()) < 4e-4
+            want, last = exact @ unpack(packed).double().T, None
             for count in (32, 16, 5):
-                traded, traded_marks = in_fragments(x[:count])
                 y = torch.full((count, rows), torch.nan, device=GPU)
-                mma.multiply(traded, traded_marks, packed, y)
+                mma.multiply(halves_of(x[:count]), packed, y, count)
                 same &= last is None or torch.equal(y, last[:count])
-                last = None if count > 16 else y  # wider products take fewer warps
-                errors.append(error(y, want[:count]))
+                last = y
+                errors.append(max(error(y[row], want[row]) for row in range(count)))
+            for row in (0, 17, 31):
+                y, one = torch.full((1, rows), torch.nan, device=GPU), halves_of(x[row : row + 1])
+                mma.multiply(one, packed, y, 1)
+                errors.append(error(y, values_of(one, 1, cols) @ unpack(packed).double().T))
             out = torch.full((rows, cols), torch.nan, device=GPU)
             unpack_rows(packed, out)
             same &= torch.equal(out, unpack(packed))
+            if rows == 256:
+                errors += [check_ends(packed, x[8:24]), check_ends(packed, x[20:21])]
         print(f"{quant_type:7} error {max(errors):.1e} rows independent, unpacked alike {same}", flush=True)
 
 
+def check_ends(packed: Packed, x: torch.Tensor) -> float:
+    """The largest error of what a product hands on, gated or to be normed, and of a factor that it takes."""
+    rows, count, halves = packed.rows, len(x), halves_of(x)
+    want = values_of(halves, count, packed.cols) @ unpack(packed).double().T
+    halves.squares, halves.eps = torch.rand(count, packed.cols // UNIT, device=GPU) + 0.5, 1e-5
+    want = want * torch.rsqrt(halves.squares.double().sum(1, keepdim=True) / packed.cols + 1e-5)
+    bias, residual = torch.randn(rows, device=GPU), torch.randn(count, rows, device=GPU)
+    gated = new_halves(count, rows // 2, GPU)
+    mma.multiply(halves, packed, None, count, bias, gated=gated, gate=1)
+    gate, up = (want + bias.double()).split(rows // 2, 1)
+    errors = [error(values_of(gated, count, rows // 2), torch.nn.functional.silu(gate) * up)]
+    weight, y = torch.randn(rows, device=GPU), torch.full((count, rows), torch.nan, device=GPU)
+    handed = new_halves(count, rows, GPU)
+    handed.squares = torch.full((count, rows // UNIT), torch.nan, device=GPU)
+    mma.multiply(halves, packed, y, count, bias, residual, mma.Next(weight, handed))
+    want = want + bias.double() + residual.double()
+    errors += [error(y, want), error(values_of(handed, count, rows), want * weight.double())]
+    errors.append(error(handed.squares.sum(1), (want * want).sum(1)))
+    return max(errors)
+
+
+def option(name: str, otherwise: str) -> str:
+    """What the command line says after `name=`."""
+    return next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{name}=")), otherwise)
+
+
 def times() -> None:
+    """Times of products; `compile`: compile them only."""
+    is_timed, counts = "compile" not in sys.argv, [int(count) for count in option("rows", "1,8,32").split(",")]
+    matrices_of = [SHAPES[int(number)] for number in option("matrices", "0,1,2,3").split(",")]
     for quant_type in [name for name in LAYOUTS if name in sys.argv] or ("Q4_K", "Q6_K", "Q8_0", "IQ4_NL"):
-        for rows, cols in SHAPES if quant_type in ("Q4_K", "Q6_K") else SHAPES[2:3]:
+        for rows, cols in matrices_of:
             packed = random_matrix(quant_type, rows, cols)
             weights = sum(t.nbytes for t in (packed.words, packed.high, packed.scales, packed.shared))
-            copies = max(4, 400_000_000 // weights)
+            copies = max(4, 400_000_000 // weights) if is_timed else 1
             pool = [clone(packed) for _ in range(copies)]
-            line = []
-            random = torch.randn(32, cols, device=GPU)
-            (words, marks), (traded, traded_marks) = in_rows(random), in_fragments(random)
             y = torch.empty(32, rows, device=GPU)
-            for shape in (None, (4, 4), (2, 2)) if "shapes" in sys.argv else (None,):
-                took = timed(lambda i: gemv.multiply(words[0], marks[0], pool[i], y[0], shape=shape), copies)
-                line.append(f"1 row {shape or ''} {took:.1f} us {weights / took / 1e6:.2f} TB/s")
-            for count in (8, 32):
-                for warps in (4, 8, 16) if "warps" in sys.argv else (None,):
-                    took = timed(
-                        lambda i: mma.multiply(traded, traded_marks, pool[i], y[:count], num_warps=warps), copies
-                    )
-                    line.append(f"{count} rows {warps or ''} {took:.1f} us {weights / took / 1e6:.2f} TB/s")
-            print(f"{quant_type} {rows}x{cols} {weights >> 20}MiB | {' | '.join(line)}", flush=True)
+            for count in counts:
+                x, line = halves_of(torch.randn(count, cols, device=GPU)), []
+                for shape in SWEPT if "shapes" in sys.argv else (None,):
+                    run = partial(mma.multiply, x, y=y[:count], num_rows=count, shape=shape)
+                    if not is_timed:
+                        run(packed=packed)
+                        continue
+                    took = timed(lambda i: run(packed=pool[i]), copies)
+                    line.append(f"{shape or ''} {took:.1f} us {weights / took / 1e6:.2f} TB/s")
+                print(f"{quant_type} {rows}x{cols} {weights >> 20}MiB {count} rows | {' | '.join(line)}", flush=True)
 
 
 def clone(packed: Packed) -> Packed:

@@ -1,10 +1,11 @@
 """A whole model on the GPU: parity with the reference backend, and rates of the 8B shape.
 
-usage: python -m tests.cuda.model [check] [rates] [prefill] [profile]
+usage: python -m tests.cuda.model [check] [rates] [prefill] [profile] [types=Q4_K,Q6_K,Q6_K] [cases=1@0,8@325] [shape=…]
 """
 
 import sys
 import time
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pocketllm.engine.models.families.llama import FAMILY
 from tests.cuda.synthetic import Synthetic
 
 BLOCK = 16
+MIXES = (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1"), ("IQ2_XXS", "Q2_K", "Q5_K"))
 
 
 class Session:
@@ -29,8 +31,7 @@ class Session:
         cache = ops.new_kv_cache(
             spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, sequences * self.blocks, BLOCK
         )
-        self.eager = lambda batch: self.model.forward(batch, cache)
-        self.captured = ops.capture(self.eager, 4096)
+        self.captured = ops.capture(lambda batch: self.model.forward(batch, cache), 4096)
 
     def batch(self, ids: list[list[int]], starts: list[int], sequences: list[int] | None = None) -> ForwardBatch:
         sequences = sequences or list(range(len(ids)))
@@ -50,11 +51,19 @@ class Session:
         )
 
     def logits(self, batch: ForwardBatch, captured: bool = True) -> Any:
-        return np.array(self.model.logits((self.captured if captured else self.eager)(batch)))
+        return np.array(self.model.logits((self.captured if captured else self.captured.eager)(batch)))
+
+    def greedy(self, batch: ForwardBatch) -> list[int]:
+        """The likeliest tokens, found on the device."""
+        [logits] = self.ops.project(self.captured(batch), self.model.head)
+        tokens: list[int] = logits.argmax(1).tolist()
+        return tokens
 
 
 def check() -> None:
-    for types in (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1")):
+    asked = option("types", "")
+    mixes: Any = [tuple(asked.split(","))] if asked else MIXES
+    for types in mixes:
         shape = (2, 512, 768, 8, 2, 64, 1000)
         sessions = [
             Session(Synthetic(*shape, types=types, scale=0.001 if types[0] == "Q8_0" else 0.01), ops, 9, 512)
@@ -94,13 +103,19 @@ def error(got: Any, want: Any) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def rates(with_profile: bool) -> None:
+def option(name: str, otherwise: str) -> str:
+    """What the command line says after `name=`."""
+    return next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{name}=")), otherwise)
+
+
+def rates() -> None:
     start = time.perf_counter()
-    checkpoint = Synthetic(32, 4096, 14336, 32, 8, 128, 128256, types=("Q4_K", "Q6_K", "Q6_K"))
-    session = Session(checkpoint, CudaOps(), 32, 4608)
+    most, more, head = option("types", "Q4_K,Q6_K,Q6_K").split(",")
+    shape: Any = [int(size) for size in option("shape", "32,4096,14336,32,8,128,128256").split(",")]
+    session = Session(Synthetic(*shape, types=(most, more, head)), CudaOps(), 32, 4608)
     torch.cuda.synchronize()
     print(f"loaded in {time.perf_counter() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.2f} GiB", flush=True)
-    ids = np.random.default_rng(0).integers(0, 128000, 8192).tolist()
+    ids = np.random.default_rng(0).integers(0, shape[-1], 8192).tolist()
     for count in (512, 4096) if "prefill" in sys.argv else ():
         chunk = min(count, 2048)
         batches = [session.batch([ids[at : at + chunk]], [at]) for at in range(0, count, chunk)]
@@ -108,16 +123,16 @@ def rates(with_profile: bool) -> None:
         for _ in range(4):
             start = time.perf_counter()
             for batch in batches:
-                session.logits(batch)
+                session.greedy(batch)
             took.append(time.perf_counter() - start)
         print(
             f"prefill {count}: {count / sorted(took)[1]:.0f} tok/s ({[f'{t * 1e3:.1f}' for t in took]} ms)", flush=True
         )
-    for streams, depth in ((1, 0), (1, 4096), (8, 325), (32, 325)):
-        decode(session, streams, depth)
-    if with_profile:
-        profile(session, 1)
-        profile(session, 8)
+    for case in option("cases", "1@0,1@4096,8@325,32@325").split(","):
+        streams, _, depth = case.partition("@")
+        decode(session, int(streams), int(depth))
+        if "profile" in sys.argv:
+            profile(session, int(streams), int(depth))
 
 
 def decode(session: Session, streams: int, depth: int, steps: int = 48) -> None:
@@ -127,8 +142,7 @@ def decode(session: Session, streams: int, depth: int, steps: int = 48) -> None:
     for step in range(steps):
         batch = session.batch(tokens, [depth + step] * streams)
         start = time.perf_counter()
-        logits = session.model.logits(session.captured(batch))
-        tokens = [[int(row.argmax())] for row in logits]
+        tokens = [[token] for token in session.greedy(batch)]
         whole.append(time.perf_counter() - start)
     for _ in range(8):
         session.ops.synchronize()
@@ -143,23 +157,29 @@ def decode(session: Session, streams: int, depth: int, steps: int = 48) -> None:
     )  # fmt: skip
 
 
-def profile(session: Session, streams: int) -> None:
-    """Time of each kernel in a replayed step."""
+def profile(session: Session, streams: int, depth: int) -> None:
+    """Time of each kernel in a replayed step, and how often it is launched."""
+    from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]  # not in its list of names
     from torch.profiler import ProfilerActivity
 
-    batch = session.batch([[7]] * streams, [325] * streams)
-    session.logits(batch)
+    batch = session.batch([[7]] * streams, [depth + 48] * streams)
+    session.greedy(batch)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
-            session.logits(batch)
-    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
-    print(f"kernels of a step with {streams} streams:")
-    for event in events[:10]:
-        print(f"  {event.self_device_time_total / 3:8.0f} us {event.count // 3:5d} calls {event.key[:60]}", flush=True)
+            session.greedy(batch)
+    kernels = defaultdict(list)
+    for event in profiler.events():
+        if event.device_type == DeviceType.CUDA:
+            kernels[event.name].append(event.device_time)
+    print(f"kernels of a step with {streams} streams at {depth}:")
+    for name, took in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:12]:
+        by_time = np.array(took)
+        spread = " ".join(f"{value:.1f}" for value in np.quantile(by_time, (0, 0.25, 0.5, 0.75, 1)))
+        print(f"  {by_time.sum() / 3:8.0f} us {len(took) // 3:5d} calls ({spread}) {name[:60]}", flush=True)
 
 
 if __name__ == "__main__":
     if "check" in sys.argv:
         check()
     if "rates" in sys.argv:
-        rates("profile" in sys.argv)
+        rates()

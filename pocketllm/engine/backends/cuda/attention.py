@@ -12,12 +12,13 @@ from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.cuda.batch import TILE_QUERIES, DeviceBatch
 from pocketllm.engine.backends.cuda.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.kernels.heads import heads_kernel, store_kernel
+from pocketllm.engine.backends.cuda.kernels.mma import Halves
 from pocketllm.engine.backends.cuda.packing import units_of
 
 SPLIT = 64
 """Keys in one split of a decode step; part of the numerics version."""
 TILE_KEYS = 64
-MERGED_AT_ONCE = 16
+MERGED_AT_ONCE = 32
 """Splits; part of the numerics version too."""
 ROTATIONS = {None: 0, RopeLayout.ADJACENT: 1, RopeLayout.HALF_SPLIT: 2}
 
@@ -88,19 +89,15 @@ class New:
 
 
 def attend(
-    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, as_bytes: bool,
-    in_fragments: bool, new: New | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, new: New | None = None,
+    halves: Halves | None = None,
+) -> Tensor:  # fmt: skip
     """Each sequence's new tokens over its own cached ones: [tokens, heads · v_dim], float32.
 
-    Beside it the same as int8 in words of four and its marks, in the form of `rows.write_rows`; not written unless
-    as_bytes, which takes a step in which every sequence has one token, as `new` does.
+    halves: where the same is written for the next product. It and `new` take a step of single tokens alone.
     """
     out = torch.empty(len(q.x), spec.num_heads * values.shape[3], dtype=torch.float32, device=q.x.device)
     units = units_of(out.shape[1])
-    eights = -(-len(out) // 8) * 8 if as_bytes else 0
-    out_bytes = torch.empty(max(1, eights * units * 8), dtype=torch.int32, device=out.device)
-    out_marks = torch.empty(max(1, eights * units * 4), dtype=torch.float32, device=out.device)
     shape = q.constants()
     constants = {
         **shape, "D_BLOCK": shape["BLOCK"], "GROUP": spec.num_heads // keys.shape[2], "V_DIM": values.shape[3],
@@ -110,15 +107,16 @@ def attend(
     if len(batch.single_seqs):
         parts, marks = attend_singles(q, keys, values, batch, spec, constants, new)
         kernels.merge_kernel[(len(batch.single_seqs), spec.num_heads)](
-            parts, marks, batch.seq_lens, batch.single_seqs, batch.single_tokens, out, out_bytes, out_marks,
+            parts, marks, batch.seq_lens, batch.single_seqs, batch.single_tokens, out,
+            *((out, out) if halves is None else (halves.words, halves.marks)),
             spec.num_heads, parts.shape[2], spec.window or 0, units,
             V_DIM=values.shape[3], V_BLOCK=constants["V_BLOCK"], SPLIT=SPLIT,
             SPLITS=triton.next_power_of_2(parts.shape[2]), AT_ONCE=MERGED_AT_ONCE, HAS_WINDOW=spec.window is not None,
-            HAS_BYTES=as_bytes, IN_FRAGMENTS=in_fragments, IS_FULL=units * 32 == out.shape[1], num_warps=4,
+            HAS_HALVES=halves is not None, IS_FULL=units * 32 == out.shape[1], IS_ONE=len(out) == 1, num_warps=4,
         )  # fmt: skip
     if len(batch.tile_seqs):
         attend_tiles(q, keys, values, batch, spec, constants, out)
-    return out, out_bytes, out_marks
+    return out
 
 
 def attend_singles(
@@ -139,8 +137,8 @@ def attend_singles(
         batch.single_seqs, batch.single_tokens, parts, marks, x.stride(0), k.stride(0), v.stride(0),
         batch.block_table.stride(0), keys.shape[2], splits, eps, k_eps, num_freq, spec.scale, spec.softcap or 0.0,
         spec.window or 0,
-        ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, TILE=TILE_KEYS, HAS_NEW=new is not None, **constants,
-        num_warps=4,
+        ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, HAS_NEW=new is not None, **constants,
+        num_warps=8,
     )  # fmt: skip
     return parts, marks
 

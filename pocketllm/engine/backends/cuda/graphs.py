@@ -136,7 +136,7 @@ class Captured:
         sizes = None if self._pool is None else captured_sizes(sizes_of(batch))
         if sizes is None or sizes.tokens > max(power_above(self._max_tokens), TOKENS[0]):
             self.last = None
-            return self._forward(to_device(batch, self._device))
+            return self.eager(batch)
         if sizes not in self._graphs:
             self._graphs[sizes] = StepGraph(self._forward, sizes, self._pool)
             self._on_capture()
@@ -144,6 +144,10 @@ class Captured:
         result = graph.replay(batch)
         self.last = result, graph
         return result
+
+    def eager(self, batch: ForwardBatch) -> Tensor:
+        """The same step, one operation after another."""
+        return self._forward(to_device(batch, self._device))
 
 
 def captured_sizes(own: Sizes) -> Sizes | None:

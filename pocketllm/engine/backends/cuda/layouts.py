@@ -6,8 +6,9 @@ of a unit holds values 4i to 4i + 3 in the low halves of its four bytes and valu
 ones, so that masks and shifts alone turn a word into words of four bytes, which meet a row of x in its natural order.
 
 Four units make a block. In it the words of one place lie together: place i of a block holds word i of each of its four
-units. That is what thread i of four needs when tensor cores multiply (PTX ISA, "Matrix Fragments for mma.m16n8k32"),
-sixteen bytes in one load; a matrix-vector kernel sums over its four threads and trades.
+units. That is what thread i of four needs when tensor cores multiply (PTX ISA, "Matrix Fragments for mma.m16n8k16"),
+sixteen bytes in one load. Sixteen rows make a tile, and of a tile the rows of one block lie together: what a warp loads
+is a kilobyte without gaps. Of scales, those of rows r and r + 8 of a tile are neighbors: one thread needs both.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ import numpy as np
 
 from pocketllm.engine.weights.bits import CODEBOOK, E2M1_DOUBLED
 
-TILE_ROWS = 4
-"""Rows whose scales lie together: a thread of a matrix-vector kernel works on as many rows at once."""
+TILE_ROWS = 16
+"""Rows that lie together, as many as a tensor-core instruction takes."""
 UNIT = 32
 """Values of a row whose codes share words; x has a scale for each."""
 BLOCK_UNITS = 4

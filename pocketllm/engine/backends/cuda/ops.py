@@ -25,11 +25,11 @@ from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain
-from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Products, Sum
+from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
 
 SILU, GELU = 1, 2
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-Rows = Tensor | Gated | Heads | Attended | Sum
+Rows = Tensor | Gated | Heads | Attended | Sum | Part
 
 
 class CudaOps:
@@ -43,8 +43,6 @@ class CudaOps:
         # an engine that is let go takes its cache and graphs with it
         self._captured: WeakSet[Captured] = WeakSet()
         self._num_graphs = 0
-        self._is_decode = False
-        """Whether a captured step of nothing but single tokens is being run: then some things are put off."""
         self._new: tuple[PagedCache, int, New, DeviceBatch] | None = None
         # products in float32 are so to the last bit
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -95,7 +93,7 @@ class CudaOps:
         write_rows(out, rows, weight=norm.weight, eps=norm.eps)
         return out
 
-    def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
+    def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor | Part, ...]:
         """Norm, gate and rounding in one kernel, then one for all matrices of one layout."""
         operand = x if isinstance(x, Gated | Attended | Sum) else written(x)
         graph = next((c.last[1] for c in self._captured if c.last is not None and c.last[0] is x), None)
@@ -110,9 +108,9 @@ class CudaOps:
         graph.heads[key].graph.replay()
         return tuple(out[: len(operand)] for out in graph.heads[key].result)
 
-    def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor | Sum:
+    def project_add(self, x: Rows, projection: Projection, residual: Rows) -> Tensor | Sum | Part:
         operand, rest = x if isinstance(x, Gated | Attended) else written(x), written(residual)
-        late = self._products.sum(operand, projection, rest) if self._is_decode and len(operand) == 1 else None
+        late = self._products.sum(operand, projection, rest) if self._products.is_decode else None
         return late or self._products.project(operand, (projection,), None, rest)[0]
 
     def rope_angles(self, inv_freq: Tensor, positions: npt.NDArray[np.int32] | Tensor, magnitude: float) -> Tensor:
@@ -140,7 +138,7 @@ class CudaOps:
         self._store_new()
         heads = k if isinstance(k, Heads) else Heads(written(k), cache.keys[layer].shape[-1])
         self._new = cache, layer, New(heads, written(v)), self._of(batch).blocks(cache.in_windows)
-        if not self._is_decode:
+        if not self._products.is_decode:
             self._store_new()
 
     def _store_new(self) -> None:
@@ -159,17 +157,16 @@ class CudaOps:
             new, self._new = self._new[2], None
         self._store_new()
         tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
-        as_bytes = not self._products.is_prompt and len(own.single_seqs) == tokens <= FEW_ROWS
-        as_bytes = as_bytes and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
-        cached, fragments = (cache.keys[layer], cache.values[layer]), self._products.reads_fragments(tokens)
-        out, low, marks = attend(heads, *cached, own, spec, as_bytes, fragments, new)
-        return Attended(out, low, marks) if as_bytes else out
+        is_handed_on = self._products.is_decode and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
+        halves = new_halves(tokens, spec.num_heads * v_dim, self._device) if is_handed_on else None
+        out = attend(heads, cache.keys[layer], cache.values[layer], own, spec, new, halves)
+        return out if halves is None else Attended(out, halves)
 
     def silu_mul(self, gate: Rows, up: Rows) -> Gated:
-        return Gated(written(gate), written(up), SILU)
+        return Gated(part_of(gate), part_of(up), SILU)
 
     def gelu_mul(self, gate: Rows, up: Rows) -> Gated:
-        return Gated(written(gate), written(up), GELU)
+        return Gated(part_of(gate), part_of(up), GELU)
 
     def add(self, x: Rows, y: Rows) -> Tensor:
         return written(x) + written(y)
@@ -197,13 +194,13 @@ class CudaOps:
 
         def step(batch: DeviceBatch) -> Tensor:
             drawer.resolve(batch.input_ids)
-            self._is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
-            self._products.is_prompt = not self._is_decode
+            is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
+            self._products.is_decode, self._products.is_prompt = is_decode, not is_decode
             try:
                 result = written(forward(batch))  # type: ignore[arg-type]
                 self._store_new()
             finally:
-                self._is_decode = self._products.is_prompt = False
+                self._products.is_decode = self._products.is_prompt = False
             return result
 
         captured = Captured(step, drawer, self._device, max_tokens, self._count_graph)
@@ -236,14 +233,20 @@ def may_take(q: Heads, k: Heads) -> bool:
     return q.constants() == k.constants() and q.angles is k.angles
 
 
+def part_of(x: Rows) -> Tensor | Part:
+    """A factor of a gate: put off still, or as a tensor."""
+    return x if isinstance(x, Part) else written(x)
+
+
 def written(x: Rows) -> Tensor:
     """Rows as a tensor."""
-    if isinstance(x, Heads | Sum):
+    if isinstance(x, Heads | Sum | Part):
         return x.written()
     if isinstance(x, Attended):
         return x.x
     if isinstance(x, Gated):
-        out = torch.empty(x.gate.shape, dtype=torch.float32, device=x.gate.device)
-        write_rows(out, x.gate, up=x.up, gate=x.kind)
+        gate, up = x.operands()
+        out = torch.empty(gate.shape, dtype=torch.float32, device=gate.device)
+        write_rows(out, gate, up=up, gate=x.kind)
         return out
     return x

@@ -28,11 +28,11 @@ class Packed:
     rows: int
     cols: int
     words: Tensor
-    """int32 [padded rows, planes · blocks · 16]: of each plane and block place by place, each for the block's units"""
+    """int32 [tiles, blocks, planes, TILE_ROWS, 16]: of a row place by place, each for the block's units"""
     high: Tensor
-    """int32 [padded rows, blocks · 4 · high words], or one number where the layout has none"""
+    """int32 [tiles, blocks, TILE_ROWS, 4 · high words], or one number where the layout has none"""
     scales: Tensor
-    """[tiles, groups, TILE_ROWS]; its dtype is the layout's"""
+    """[tiles, groups, TILE_ROWS], rows in the order of `tiled`; its dtype is the layout's"""
     shared: Tensor
     """[tiles, 256s, TILE_ROWS], or one number where the layout has none"""
 
@@ -56,9 +56,10 @@ def pack(parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     unit, half, byte = places(codes.device)
     low = codes if layout.form is Form.BYTE else codes & 15
     if layout.form is Form.BYTE:
-        words = (low << (8 * byte)).sum(-1, dtype=torch.int32).permute(0, 3, 1, 4, 2)
+        words = (low << (8 * byte)).sum(-1, dtype=torch.int32).permute(0, 1, 3, 4, 2)
     else:
         words = (low << four_bits(layout.form, half, byte)).sum((3, 5), dtype=torch.int32).transpose(2, 3)
+    words = words.reshape(rows // TILE_ROWS, TILE_ROWS, units // BLOCK_UNITS, layout.planes, 16).permute(0, 2, 3, 1, 4)
     high = torch.zeros(1, dtype=torch.int32, device=codes.device)
     if layout.form is Form.NIBBLE_1:
         high = ((codes >> 4) << (2 * unit + half + 8 * byte)).sum((2, 3, 5), dtype=torch.int32)
@@ -66,12 +67,12 @@ def pack(parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         bits = (codes >> 4) << (4 * (unit % 2) + 2 * half + 8 * byte)
         high = bits.view(rows, -1, 2, 2, 2, 4, 4).sum((3, 4, 6), dtype=torch.int32).transpose(2, 3)
     if high.ndim > 1:
-        high = high.reshape(rows, -1)
+        high = high.reshape(rows // TILE_ROWS, TILE_ROWS, units // BLOCK_UNITS, -1).transpose(1, 2).contiguous()
     scales, shared = pack_scales(parts, layout.scales)
     scales = tiled(filled(scales, units * UNIT // layout.group))
     if shared.ndim > 1:
         shared = tiled(filled(shared, -(-units * UNIT // PER_SHARED)))
-    return words.reshape(rows, -1), high, scales, shared
+    return words.contiguous(), high, scales, shared
 
 
 def places(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,13 +119,14 @@ def side_by_side(low: Tensor, high: Tensor) -> Tensor:
 
 
 def tiled(values: Tensor) -> Tensor:
-    """[rows, n] → [tiles, n, TILE_ROWS]."""
-    return values.view(-1, TILE_ROWS, values.shape[1]).transpose(1, 2).contiguous()
+    """[rows, n] → [tiles, n, TILE_ROWS]; of a tile's rows 0, 8, 1, 9, …"""
+    by_half = values.view(-1, 2, TILE_ROWS // 2, values.shape[1])
+    return by_half.permute(0, 3, 2, 1).reshape(len(by_half), -1, TILE_ROWS).contiguous()
 
 
 def untiled(values: Tensor) -> Tensor:
     """The way back."""
-    return values.transpose(1, 2).reshape(-1, values.shape[1])
+    return values.view(*values.shape[:2], TILE_ROWS // 2, 2).permute(0, 3, 2, 1).reshape(-1, values.shape[1])
 
 
 def unpack(packed: Packed) -> Tensor:
@@ -133,29 +135,31 @@ def unpack(packed: Packed) -> Tensor:
     codes = codes_of(packed)
     if layout.form is Form.TABLE:
         codes = torch.tensor(layout.table, device=codes.device)[codes]
-    codes = codes.reshape(len(packed.words), -1, layout.group) - layout.offset
+    codes = codes.reshape(len(codes), -1, layout.group) - layout.offset
     scale, minimum = group_scales(packed)
     values = codes.float() * scale[..., None]
     if minimum is not None:
         values -= minimum[..., None]
-    return values.reshape(len(packed.words), -1)[: packed.rows, : packed.cols]
+    return values.reshape(len(codes), -1)[: packed.rows, : packed.cols]
 
 
 def codes_of(packed: Packed) -> Tensor:
     """Codes as they were packed, int32 [padded rows, padded columns]."""
-    form, rows = packed.layout.form, len(packed.words)
+    form, rows = packed.layout.form, len(packed.words) * TILE_ROWS
     unit, half, byte = places(packed.words.device)
+    words = packed.words.permute(0, 3, 1, 2, 4).reshape(rows, -1, packed.layout.planes, 4, BLOCK_UNITS)
     if form is Form.BYTE:
-        words = packed.words.view(rows, 2, -1, 4, BLOCK_UNITS).permute(0, 2, 4, 1, 3)[..., None]
+        words = words.permute(0, 1, 4, 2, 3)[..., None]
         return ((((words >> (8 * byte)) & 255) ^ 128) - 128).reshape(rows, -1)
-    words = packed.words.view(rows, -1, 4, BLOCK_UNITS).transpose(2, 3)[:, :, :, None, :, None]
+    words = words[:, :, 0].transpose(2, 3)[:, :, :, None, :, None]
     codes = (words >> four_bits(form, half, byte)) & 15
-    if form is Form.NIBBLE_1:
-        high = packed.high.view(rows, -1, 1, 1, 4, 1)
-        codes = codes | ((high >> (2 * unit + half + 8 * byte)) & 1) << 4
-    elif form is Form.NIBBLE_2:
-        high = packed.high.view(rows, -1, 4, 2).transpose(2, 3).repeat_interleave(2, 2)[:, :, :, None, :, None]
-        codes = codes | ((high >> (4 * (unit % 2) + 2 * half + 8 * byte)) & 3) << 4
+    if packed.high.ndim > 1:
+        high = packed.high.transpose(1, 2).reshape(rows, -1, 4, packed.layout.high_words)
+        if form is Form.NIBBLE_1:
+            codes = codes | ((high.view(rows, -1, 1, 1, 4, 1) >> (2 * unit + half + 8 * byte)) & 1) << 4
+        else:
+            high = high.transpose(2, 3).repeat_interleave(2, 2)[:, :, :, None, :, None]
+            codes = codes | ((high >> (4 * (unit % 2) + 2 * half + 8 * byte)) & 3) << 4
     return codes.reshape(rows, -1)
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels import gemv, mma
-from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED
+from pocketllm.engine.backends.cuda.kernels import mma
+from pocketllm.engine.backends.cuda.kernels.mma import Halves
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import UNIT
@@ -21,30 +22,6 @@ UNPACKED_ELEMENTS = 1 << 26
 """Values unpacked in one go: 128 MiB of float16, in a buffer that all products share."""
 
 
-@dataclass(frozen=True)
-class Gated:
-    """silu(gate) · up or gelu(gate) · up, computed where it is read."""
-
-    gate: Tensor
-    up: Tensor
-    kind: int
-
-    def __len__(self) -> int:
-        return len(self.gate)
-
-
-@dataclass(frozen=True)
-class Attended:
-    """Attention's output, and the same as int8 in words of four, in the form that the product of so many rows reads."""
-
-    x: Tensor
-    bytes: Tensor
-    marks: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-
 @dataclass
 class Run:
     """Projections that lie together as one matrix."""
@@ -54,8 +31,86 @@ class Run:
     bias: Tensor | None
 
 
+@dataclass(frozen=True)
+class Attended:
+    """Attention's output, and the same in the form that the next product reads."""
+
+    x: Tensor
+    halves: Halves
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class Pair:
+    """Two projections of the same rows, computed where they are first read: there it is known whether one gates the
+    other."""
+
+    def __init__(self, products: "Products", rows: "Rows", run: Run) -> None:
+        self._products = products
+        self._rows = rows
+        self._run = run
+        self._parts: Sequence[Tensor] | None = None
+
+    def part(self, number: int) -> Tensor:
+        """One of the two as a tensor."""
+        if self._parts is None:
+            out = self._products.product(self._rows, self._run, None)
+            self._parts = torch.split(out, self._run.widths, 1)
+        return self._parts[number]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def gated(self, kind: int) -> Halves:
+        """The second gated by the first, as the next product reads it."""
+        assert isinstance(self._run.matrix, Packed)
+        out = new_halves(len(self._rows), self._run.widths[0], self._products.device)
+        mma.multiply(self._rows.halves(), self._run.matrix, None, len(self._rows), self._run.bias, gated=out, gate=kind)
+        return out
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of a pair."""
+
+    pair: Pair
+    number: int
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def written(self) -> Tensor:
+        """As a tensor."""
+        return self.pair.part(self.number)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """silu(gate) · up or gelu(gate) · up, computed where it is read."""
+
+    gate: Tensor | Part
+    up: Tensor | Part
+    kind: int
+
+    def __len__(self) -> int:
+        return len(self.gate)
+
+    def pair(self) -> Pair | None:
+        """The pair of which these are the first and the second."""
+        gate, up = self.gate, self.up
+        if isinstance(gate, Part) and isinstance(up, Part) and gate.pair is up.pair and gate.number < up.number:
+            return gate.pair
+        return None
+
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """Both as tensors."""
+        gate, up = (part.written() if isinstance(part, Part) else part for part in (self.gate, self.up))
+        return gate, up
+
+
 class Sum:
-    """residual + x · weightᵀ of one row, computed where it is first read: there it is known whether a norm follows."""
+    """residual + x · weightᵀ, computed where it is first read: there it is known whether a norm follows."""
 
     def __init__(self, rows: "Rows", run: Run, residual: Tensor) -> None:
         self._rows = rows
@@ -64,7 +119,7 @@ class Sum:
         self._x: Tensor | None = None
 
     def __len__(self) -> int:
-        return 1
+        return len(self._residual)
 
     def written(self) -> Tensor:
         """As a tensor."""
@@ -75,76 +130,66 @@ class Sum:
 
     def normed(self, norm: Norm) -> "Rows | None":
         """The same as rows to multiply, normed but for a factor; None where it was computed without."""
-        width = self._residual.shape[1]
-        if self._x is not None or width % UNIT:
+        rows, width = self._residual.shape
+        if self._x is not None or not mma.may_hand_on(width):
             return None
-        device, units = self._residual.device, units_of(width)
-        words = torch.empty(1, units * 8, dtype=torch.int32, device=device)
-        marks = torch.empty(1, units * 4, dtype=torch.float32, device=device)
-        squares = torch.empty(width // UNIT, dtype=torch.float32, device=device)
-        self._compute(gemv.Next(norm.weight, words, marks, squares))
-        rows = Rows(self.written(), norm)
-        rows.take(words, marks, gemv.Factor(squares, norm.eps))
-        return rows
+        halves = new_halves(rows, width, self._residual.device)
+        halves.squares = torch.empty(rows, width // UNIT, dtype=torch.float32, device=self._residual.device)
+        halves.eps = norm.eps
+        self._compute(mma.Next(norm.weight, halves))
+        return Rows(self.written(), norm, halves)
 
-    def _compute(self, following: gemv.Next | None) -> None:
+    def _compute(self, following: mma.Next | None) -> None:
         assert isinstance(self._run.matrix, Packed)
-        out = torch.empty_like(self._residual)
-        words, marks, factor = self._rows.bytes()
-        gemv.multiply(
-            words[0], marks[0], self._run.matrix, out[0], self._run.bias, self._residual[0], factor, following
-        )
-        self._x = out
+        self._x = torch.empty_like(self._residual)
+        x = self._rows.halves()
+        mma.multiply(x, self._run.matrix, self._x, len(self), self._run.bias, self._residual, following)
+
+
+Operand = Tensor | Gated | Attended | Sum
 
 
 class Products:
     """Multiplies; keeps which matrices were put together, and the buffer that tiles are unpacked into."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._runs: dict[tuple[int, ...], list[Run]] = {}
         self._unpacked: Tensor | None = None
+        self.is_decode = False
+        """Whether a step of nothing but single tokens is being run: then products are put off until they are read."""
         self.is_prompt = False
         """Whether rows are multiplied as those of prompts are, however few: in float16 from unpacked weights."""
 
-    def reads_fragments(self, rows: int) -> bool:
-        """Whether products of so many rows run on the tensor cores from packed weights."""
-        return 1 < rows <= FEW_ROWS and not self.is_prompt and not IS_INTERPRETED.value
-
     def project(
-        self,
-        x: Tensor | Gated | Attended | Sum,
-        projections: Sequence[Projection],
-        norm: Norm | None,
-        residual: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+        self, x: Operand, projections: Sequence[Projection], norm: Norm | None, residual: Tensor | None
+    ) -> tuple[Tensor | Part, ...]:
         """x · weightᵀ (+ bias) (+ residual) for each; x gated or normed as it is read."""
         runs = self._runs_of(projections)
-        rows = self._rows(x, norm, all(isinstance(run.matrix, Packed) for run in runs))
+        rows = rows_of(x, norm, all(isinstance(run.matrix, Packed) for run in runs))
+        if self.is_decode and len(runs) == 1 and is_pair(runs[0]):
+            pair = Pair(self, rows, runs[0])
+            return Part(pair, 0), Part(pair, 1)
         results: list[Tensor] = []
         for run in runs:
-            out = torch.empty(len(x), sum(run.widths), dtype=torch.float32, device=self._device)
-            if isinstance(run.matrix, Plain):
-                plain_product(rows.floats(), run.matrix, out, run.bias, residual)
-            elif len(x) > FEW_ROWS or self.is_prompt:
-                self._large(*rows.halves(), run.matrix, out, run.bias, residual)
-            elif self.reads_fragments(len(x)):
-                mma.multiply(*rows.fragments(), run.matrix, out, run.bias, residual)
-            else:
-                each_row(rows, run.matrix, out, run.bias, residual)
-            results += torch.split(out, run.widths, 1)
+            results += torch.split(self.product(rows, run, residual), run.widths, 1)
         return tuple(results)
 
-    def sum(self, x: Tensor | Gated | Attended, projection: Projection, residual: Tensor) -> Sum | None:
-        """residual + x · weightᵀ of one row, put off; None where there is nothing to gain."""
-        [run] = self._runs_of((projection,))
-        return Sum(Rows(x, None), run, residual) if isinstance(run.matrix, Packed) else None
+    def product(self, rows: "Rows", run: Run, residual: Tensor | None) -> Tensor:
+        """rows · weightᵀ (+ bias) (+ residual) of all that lies together."""
+        out = torch.empty(len(rows), sum(run.widths), dtype=torch.float32, device=self.device)
+        if isinstance(run.matrix, Plain):
+            plain_product(rows.floats(), run.matrix, out, run.bias, residual)
+        elif len(rows) > FEW_ROWS or self.is_prompt:
+            self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
+        else:
+            mma.multiply(rows.halves(), run.matrix, out, len(rows), run.bias, residual)
+        return out
 
-    def _rows(self, x: Tensor | Gated | Attended | Sum, norm: Norm | None, are_packed: bool) -> "Rows":
-        if isinstance(x, Sum):
-            rows = x.normed(norm) if norm is not None and are_packed else None
-            return rows or Rows(x.written(), norm)
-        return Rows(x, norm)
+    def sum(self, x: Operand, projection: Projection, residual: Tensor) -> Sum | None:
+        """residual + x · weightᵀ, put off; None where there is nothing to gain."""
+        [run] = self._runs_of((projection,))
+        return Sum(rows_of(x, None, True), run, residual) if isinstance(run.matrix, Packed) else None
 
     def _runs_of(self, projections: Sequence[Projection]) -> list[Run]:
         """Neighbors of one layout put together, once."""
@@ -158,7 +203,7 @@ class Products:
     ) -> None:
         """Unpack as many rows of the matrix as fit, multiply, go on."""
         if self._unpacked is None:
-            self._unpacked = torch.empty(UNPACKED_ELEMENTS, dtype=torch.float16, device=self._device)
+            self._unpacked = torch.empty(UNPACKED_ELEMENTS, dtype=torch.float16, device=self.device)
         step = max(1, UNPACKED_ELEMENTS // packed.cols)
         for first in range(0, packed.rows, step):
             last = min(first + step, packed.rows)
@@ -171,74 +216,75 @@ class Products:
 class Rows:
     """One operand in the forms that its products need, each made once."""
 
-    def __init__(self, x: Tensor | Gated | Attended, norm: Norm | None) -> None:
-        given = x if isinstance(x, Attended) and norm is None else None
-        x = x.x if isinstance(x, Attended) else x
-        self._source = {"x": x.gate, "up": x.up, "gate": x.kind} if isinstance(x, Gated) else {"x": x}
-        if norm is not None:
-            self._source |= {"weight": norm.weight, "eps": norm.eps}
-        self._given = given
-        self._bytes: tuple[Tensor, Tensor, gemv.Factor | None] | None = None
-        self._fragments: tuple[Tensor, Tensor] | None = None
-        self._halves: tuple[Tensor, Tensor] | None = None
+    def __init__(self, x: Tensor | Gated, norm: Norm | None = None, halves: Halves | None = None) -> None:
+        self._x = x
+        self._norm = norm
+        self._halves = halves
+        self._scaled: tuple[Tensor, Tensor] | None = None
 
-    def take(self, words: Tensor, marks: Tensor, factor: gemv.Factor) -> None:
-        """Use what a product has handed on."""
-        self._bytes = words, marks, factor
+    def __len__(self) -> int:
+        return len(self._x)
 
-    def _shape(self) -> tuple[int, int]:
-        x = self._source["x"]
-        assert isinstance(x, Tensor)
-        return len(x), int(x.shape[1])
-
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        x = self._source["x"]
-        assert isinstance(x, Tensor)
-        return torch.empty(shape, dtype=dtype, device=x.device)
-
-    def bytes(self) -> tuple[Tensor, Tensor, gemv.Factor | None]:
-        """int8 in words of four, [rows, units · 8], and marks of units, [rows, units · 4]."""
-        if self._bytes is None:
-            rows, width = self._shape()
-            units = units_of(width)
-            if self._given is not None:
-                words, marks = self._given.bytes.view(-1, units * 8), self._given.marks.view(-1, units * 4)
-            else:
-                words, marks = self._empty(rows, units * 8), self._empty(rows, units * 4, dtype=torch.float32)
-                write_rows(words, scales=marks, **self._source)
-            self._bytes = words, marks, None
-        return self._bytes
-
-    def fragments(self) -> tuple[Tensor, Tensor]:
-        """The same in the order that the tensor cores' threads read it, eight rows together."""
-        if self._given is not None:
-            return self._given.bytes, self._given.marks
-        if self._fragments is None:
-            rows, width = self._shape()
-            eights, units = -(-rows // mma.AT_ONCE), units_of(width)
-            words, marks = self._empty(eights, units * 64), self._empty(eights, units * 32, dtype=torch.float32)
-            write_rows(words, scales=marks, in_fragments=True, **self._source)
-            self._fragments = words, marks
-        return self._fragments
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """float16, and a power of two for each row."""
+    def halves(self) -> Halves:
+        """float16, and a power of two for each unit."""
         if self._halves is None:
-            shape = self._shape()
-            out, scales = self._empty(*shape, dtype=torch.float16), self._empty(shape[0], dtype=torch.float32)
-            write_rows(out, scales=scales, **self._source)
-            self._halves = out, scales
+            pair = self._x.pair() if isinstance(self._x, Gated) else None
+            if pair is not None and isinstance(self._x, Gated):
+                self._halves = pair.gated(self._x.kind)
+            else:
+                x, options = self._source()
+                self._halves = new_halves(len(x), x.shape[1], x.device)
+                write_rows(self._halves.words, x, scales=self._halves.marks, **options)
         return self._halves
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """float16, and a power of two for each row."""
+        if self._scaled is None:
+            x, options = self._source()
+            out = torch.empty(x.shape, dtype=torch.float16, device=x.device)
+            scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
+            write_rows(out, x, scales=scales, **options)
+            self._scaled = out, scales
+        return self._scaled
 
     def floats(self) -> Tensor:
         """float32."""
-        if self._source.keys() == {"x"}:
-            x = self._source["x"]
-            assert isinstance(x, Tensor)
+        x, options = self._source()
+        if not options:
             return x
-        out = self._empty(*self._shape(), dtype=torch.float32)
-        write_rows(out, **self._source)
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        write_rows(out, x, **options)
         return out
+
+    def _source(self) -> tuple[Tensor, dict[str, Any]]:
+        """What `write_rows` is called with."""
+        norm = {} if self._norm is None else {"weight": self._norm.weight, "eps": self._norm.eps}
+        if isinstance(self._x, Gated):
+            gate, up = self._x.operands()
+            return gate, {**norm, "up": up, "gate": self._x.kind}
+        return self._x, norm
+
+
+def rows_of(x: Operand, norm: Norm | None, are_packed: bool) -> Rows:
+    """What products read of x; are_packed: whether no matrix is of plain floats."""
+    if isinstance(x, Sum):
+        return (x.normed(norm) if norm is not None and are_packed else None) or Rows(x.written(), norm)
+    if isinstance(x, Attended):
+        return Rows(x.x, norm, x.halves if norm is None else None)
+    return Rows(x, norm)
+
+
+def new_halves(rows: int, width: int, device: torch.device) -> Halves:
+    """Room for rows as the tensor cores read them."""
+    eights, units = -(-rows // mma.AT_ONCE), units_of(width)
+    words = torch.empty(eights, units * 128, dtype=torch.int32, device=device)
+    return Halves(words, torch.empty(eights, units * 32, dtype=torch.float32, device=device))
+
+
+def is_pair(run: Run) -> bool:
+    """Whether the first of two projections can gate the second as they are computed."""
+    rows = sum(run.widths)
+    return isinstance(run.matrix, Packed) and run.widths == [rows // 2] * 2 and mma.may_gate(rows)
 
 
 def make_runs(projections: Sequence[Projection]) -> list[Run]:
@@ -264,14 +310,6 @@ def joined_bias(group: Sequence[Projection]) -> Tensor | None:
         return None
     zeros = [given[0].new_zeros(projection.weight.rows) for projection in group]
     return torch.cat([zero if p.bias is None else p.bias for p, zero in zip(group, zeros, strict=True)])
-
-
-def each_row(rows: Rows, packed: Packed, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-    """One row after another; more than one only where Triton's interpreter runs the kernels."""
-    words, marks, factor = rows.bytes()
-    for row in range(len(out)):
-        added = None if residual is None else residual[row]
-        gemv.multiply(words[row], marks[row], packed, out[row], bias, added, factor)
 
 
 def plain_product(x: Tensor, plain: Plain, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:

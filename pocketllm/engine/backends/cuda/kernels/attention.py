@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_bytes
+from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_units
 
 
 @triton.jit
@@ -66,12 +66,13 @@ def split_kernel(
     q, weight, angles, k, k_weight, v, slots, keys, values, table, lengths, seqs, tokens, parts, marks,
     q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq, scale, softcap, window,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
-    V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr,
-    ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr,
+    V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's keys against the GROUP query heads of one key head, unnormalized.
 
-    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache.
+    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache. All that
+    comes from far away is asked for before anything is computed.
     parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp.
     """
     wait()
@@ -82,44 +83,39 @@ def split_kernel(
     if HAS_WINDOW:
         low = tl.maximum(length - window, 0)
     end = tl.minimum((split + 1) * SPLIT, length)
-    begin = tl.maximum(split * SPLIT, low)
-    if begin < end:
+    if tl.maximum(split * SPLIT, low) < end:
+        position = split * SPLIT + tl.arange(0, SPLIT)
+        is_in = (position >= low) & (position < end)
+        is_cached = is_in
+        if HAS_NEW:
+            is_cached = is_in & (position < length - 1)
+        own_table = table + seq.to(tl.int64) * table_stride
+        some = read_keys(keys, own_table, position, is_cached, head, kv_heads, BLOCK, DIM, D_BLOCK)
+        some_values = read_keys(values, own_table, position, is_cached, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
         g = tl.arange(0, ROWS)[:, None]
         own = read_heads(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
             num_freq, DIM, D_BLOCK, HAS_NORM, ROTATION,
         ).to(keys.dtype.element_ty)  # fmt: skip
-        if HAS_NEW:
-            new_key, new_value = read_new(
-                k, k_weight, v, angles, token, head, k_stride, v_stride, k_eps, num_freq, keys,
-                DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
-            )  # fmt: skip
+        scores = scores_of(own, some, scale, softcap, is_cached[None, :], HAS_SOFTCAP)
+        largest = tl.max(scores, 1)
+        own_score, own_value = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([1, V_BLOCK], tl.float32)
+        if HAS_NEW:  # noqa: SIM102  one is known when this is compiled, the other is not
             if end == length:
-                slot = tl.load(slots + token).to(tl.int64)
-                place = slot * kv_heads + head
+                new_key, new_value = read_new(
+                    k, k_weight, v, angles, token, head, k_stride, v_stride, k_eps, num_freq, keys,
+                    DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
+                )  # fmt: skip
+                place = tl.load(slots + token).to(tl.int64) * kv_heads + head
                 write_new(keys, values, new_key, new_value, place, DIM, D_BLOCK, V_DIM, V_BLOCK)
-        largest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
-        for first in range(begin, end, TILE):
-            position = first + tl.arange(0, TILE)
-            is_in = position < end
-            is_cached = is_in
-            if HAS_NEW:
-                is_cached = is_in & (position < length - 1)
-            own_table = table + seq.to(tl.int64) * table_stride
-            some = read_keys(keys, own_table, position, is_cached, head, kv_heads, BLOCK, DIM, D_BLOCK)
-            some_values = read_keys(values, own_table, position, is_cached, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
-            if HAS_NEW:
-                is_new = (position == length - 1)[:, None]
-                some, some_values = tl.where(is_new, new_key, some), tl.where(is_new, new_value, some_values)
-            scores = scores_of(own, some, scale, softcap, is_in[None, :], HAS_SOFTCAP)
-            new = tl.maximum(largest, tl.max(scores, 1))
-            weights = tl.exp(scores - new[:, None])
-            shrink = tl.exp(largest - new)
-            total = total * shrink + tl.sum(weights, 1)
-            acc = acc * shrink[:, None] + tl.dot(weights.to(some_values.dtype), some_values)
-            largest = new
+                own_score = tl.sum(own.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+                if HAS_SOFTCAP:
+                    own_score = softcap * exponential_tanh(own_score / softcap)
+                own_value = new_value.to(tl.float32)
+        largest = tl.maximum(largest, own_score)
+        weights, own_weight = tl.exp(scores - largest[:, None]), tl.exp(own_score - largest)
+        total = tl.sum(weights, 1) + own_weight
+        acc = tl.dot(weights.to(some_values.dtype), some_values) + own_weight[:, None] * own_value
         e = tl.arange(0, V_BLOCK)[None, :]
         to = ((number * kv_heads + head) * GROUP + g) * num_splits + split
         tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
@@ -129,11 +125,11 @@ def split_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, marks, lengths, seqs, tokens, out, out_bytes, out_marks, heads, num_splits, window, units,
+    parts, marks, lengths, seqs, tokens, out, out_halves, out_marks, heads, num_splits, window, units,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_BYTES: tl.constexpr, IN_FRAGMENTS: tl.constexpr, IS_FULL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr, IS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM], and the same as int8 where asked.
+    """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM], and what the next product reads.
 
     An empty sequence has no row. IS_FULL: all heads together fill whole blocks of units.
     """
@@ -152,7 +148,7 @@ def merge_kernel(
     total = 0.0
     acc = tl.zeros([V_BLOCK], tl.float32)
     # from a fixed place on: the order of sums is a row's own
-    for first in tl.range(low // SPLIT // AT_ONCE * AT_ONCE, tl.cdiv(length, SPLIT), AT_ONCE, loop_unroll_factor=4):
+    for first in range(low // SPLIT // AT_ONCE * AT_ONCE, tl.cdiv(length, SPLIT), AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
         is_in = (split >= low // SPLIT) & (split * SPLIT < length)
         weights = tl.exp(tl.load(marks + (base + split) * 2, mask=is_in, other=float("-inf")) - largest)
@@ -164,16 +160,15 @@ def merge_kernel(
     to = out + (token.to(tl.int64) * heads + head) * V_DIM + e
     acc = acc / tl.maximum(total, 1e-30)
     tl.store(to, acc, mask=(e < V_DIM) & (e * 0 + length > 0))
-    if HAS_BYTES:
-        line = head * (V_DIM // 32) + tl.arange(0, V_DIM // 32)
+    if HAS_HALVES:
+        lines: tl.constexpr = V_DIM // 32
+        line = head * lines + tl.arange(0, lines)
         line = tl.where(length > 0, line, units)  # an empty sequence has no row: its token is another's
-        values = tl.reshape(acc, [V_DIM // 32, 32])
-        write_bytes(out_bytes, out_marks, values, token.to(tl.int64), line, units, IN_FRAGMENTS)
+        write_units(out_halves, out_marks, tl.reshape(acc, [lines, 32]), token + line * 0, line, units, IS_ONE)
         if not IS_FULL:  # zeros up to the end of the last block
-            after = heads * (V_DIM // 32) + tl.arange(0, 4)
+            after = heads * lines + tl.arange(0, 4)
             after = tl.where((head == heads - 1) & (length > 0), after, units)
-            zeros = tl.zeros([4, 32], tl.float32)
-            write_bytes(out_bytes, out_marks, zeros, token.to(tl.int64), after, units, IN_FRAGMENTS)
+            write_units(out_halves, out_marks, tl.zeros([4, 32], tl.float32), token + after * 0, after, units, IS_ONE)
 
 
 @triton.jit

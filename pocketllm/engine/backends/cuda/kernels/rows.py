@@ -1,15 +1,17 @@
-"""Rows of activations: normed or gated, and written as float32, as float16 with a power of two, or as int8."""
+"""Rows of activations, normed or gated: as float32, as float16 times one number, or as sixteen bits for each unit."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.words import FLOAT_OF_INT
+from pocketllm.engine.backends.cuda.kernels.words import FLOAT_OF_INT, SECOND
 from pocketllm.engine.backends.cuda.packing import units_of
 
-FLOAT, HALF, BYTES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FLOAT, HALF, UNITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LARGEST = tl.constexpr(32511.0)
+"""Of an integer whose two signed bytes are upper · 256 + lower."""
 CHUNK = 1024
 """Values of a row that one program takes when it need not see the whole row."""
 
@@ -30,40 +32,71 @@ def activated(gate, GATE: tl.constexpr):
 
 
 @triton.jit
-def write_bytes(out, out_marks, value, row, line, units, IN_FRAGMENTS: tl.constexpr):
-    """Units of 32 values of a row as int8 in words of four; of each unit its scale, its sum and its halves' sums.
-
-    line: which unit each is; from `units` on nothing is written.
-    """
+def write_bytes(out, out_marks, value, line, units):
+    """Units of 32 values of a single row as sixteen bits, in two bytes each: of each unit its scale, its sum and its
+    halves' sums. Of a block [4 places, 2 halves, 2 levels, 4 units] words of four neighbors, upper level first."""
+    lines: tl.constexpr = value.shape[0]
     largest = tl.max(tl.abs(value), 1)
-    inverse = tl.where(largest > 0, 127 / largest, 0.0)
+    inverse = tl.where(largest > 0, LARGEST / largest, 0.0)
     # the float 12582912 + integer has the integer, rounded to the nearest, in its low bits
-    codes = (value * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True)
-    places = (8 * tl.arange(0, 4))[None, None, :]
-    words = tl.sum(tl.reshape(codes & 255, [value.shape[0], 8, 4]) << places, 2)
-    second = tl.arange(0, 2)[None, :]
-    halves = tl.sum(tl.reshape(codes - FLOAT_OF_INT, [value.shape[0], 2, 16]), 2).to(tl.float32)
-    w = tl.arange(0, 8)[None, :]
-    is_in = line < units
-    if IN_FRAGMENTS:
-        # eight rows together; of each unit, what a thread of `mma` reads: 4 values, and the 4 that are 16 on
-        block, place = row // 8 * units + line, row % 8
-        to = block[:, None] * 64 + (place * 4 + w % 4) * 2 + w // 4
-        mark, step = block * 32 + place // 2 * 8 + place % 2, 2  # two rows' scales, sums, halves' sums
-    else:
-        # as a matrix lies: the first halves of all units, then the second ones, by blocks and places
-        to = row * units * 8 + w // 4 * (units * 4) + (line[:, None] // 4 * 4 + w % 4) * 4 + line[:, None] % 4
-        mark, step = (row * units + line) * 4, 1
+    codes = (value * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) - FLOAT_OF_INT
+    upper = (codes + 128) >> 8
+    shifts = (8 * tl.arange(0, 4))[None, None, :]
+    is_in, w = line < units, tl.arange(0, 8)[None, :]
+    to = (line // 4 * 64 + line % 4)[:, None] + w % 4 * 16 + w // 4 * 8
+    words = tl.sum(tl.reshape(upper & 255, [lines, 8, 4]) << shifts, 2)
     tl.store(out + to, words, mask=is_in[:, None])
-    tl.store(out_marks + mark, largest / 127, mask=is_in)
-    tl.store(out_marks + mark + step, tl.sum(halves, 1), mask=is_in)
-    tl.store(out_marks + mark[:, None] + step * (2 + second), halves, mask=is_in[:, None])
+    words = tl.sum(tl.reshape(codes & 255, [lines, 8, 4]) << shifts, 2)
+    tl.store(out + to + 4, words, mask=is_in[:, None])
+    halves = tl.sum(tl.reshape(codes, [lines, 2, 16]), 2).to(tl.float32)
+    tl.store(out_marks + line * 4, largest / LARGEST, mask=is_in)
+    tl.store(out_marks + line * 4 + 1, tl.sum(halves, 1), mask=is_in)
+    tl.store(out_marks + line[:, None] * 4 + 2 + tl.arange(0, 2)[None, :], halves, mask=is_in[:, None])
+
+
+@triton.jit
+def write_units(out, out_marks, value, row, line, units, IS_ONE: tl.constexpr):
+    """Units of rows as the next product reads them; IS_ONE: of a step of one row."""
+    if IS_ONE:
+        write_bytes(out, out_marks, value, line, units)
+    else:
+        write_halves(out, out_marks, value, row, line, units)
+
+
+@triton.jit
+def write_halves(out, out_marks, value, row, line, units):
+    """Units of 32 values of rows as float16 times a power of two; of each unit that, its sum and its halves' sums.
+
+    Eight rows lie together, of each unit [8 rows, 4 threads, 4 words]: what a thread of `mma` reads of a row, pairs of
+    values 0 and 2 then 1 and 3 of its four, and of the four that are 16 on, those a sixteenth as large (`fragments`).
+    Marks: of each unit and pair of rows two of each kind. line: which unit each is; from `units` on nothing is written.
+    """
+    lines: tl.constexpr = value.shape[0]
+    largest = tl.max(tl.abs(value), 1)
+    # the largest becomes 32 to 64: a unit's products stay in range whatever it holds
+    exponent = tl.minimum(tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) - 132, -120), 120)
+    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    is_first = (tl.arange(0, 32) < 16)[None, :]
+    codes = (value * inverse[:, None] * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
+    halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
+    bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
+    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
+    w = tl.arange(0, 16)[None, :]  # half, thread, pair
+    is_in = line < units
+    block, place = row // 8 * units + line, row % 8
+    to = block[:, None] * 128 + place[:, None] * 16 + w // 2 % 4 * 4 + w // 8 * 2 + w % 2
+    tl.store(out + to, words, mask=is_in[:, None])
+    mark = block * 32 + place // 2 * 8 + place % 2
+    tl.store(out_marks + mark, ((127 + exponent) << 23).to(tl.float32, bitcast=True), mask=is_in)
+    tl.store(out_marks + mark + 2, tl.sum(halves, 1), mask=is_in)
+    tl.store(out_marks + mark[:, None] + 4 + 2 * tl.arange(0, 2)[None, :], halves, mask=is_in[:, None])
 
 
 @triton.jit
 def rows_kernel(
     x, up, weight, out, out_scales, x_stride, up_stride, width, units, eps,
-    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, IN_FRAGMENTS: tl.constexpr,
+    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_ONE: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or marks of units."""
     wait()
@@ -87,7 +120,7 @@ def rows_kernel(
         tl.store(out + row * width + at, (value * inverse).to(tl.float16), mask=is_in)
         tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
     else:
-        write_bytes(out, out_scales, value, row, line, units, IN_FRAGMENTS)
+        write_units(out, out_scales, value, row + line * 0, line, units, IS_ONE)
 
 
 def write_rows(
@@ -99,13 +132,11 @@ def write_rows(
     gate: int = 0,
     weight: Tensor | None = None,
     eps: float = 0.0,
-    in_fragments: bool = False,
 ) -> None:
     """out = rows of x (gated by `up`, or normed by `weight`), in the form that out's dtype says.
 
     x, up: float32 [rows, width], each row contiguous; out: float32, float16 (scales: [rows]), both [rows, width], or
-    int32, the int8 of `write_bytes` in words of four (scales: their marks). in_fragments: in the order in which `mma`
-    reads it, rows padded to whole eights.
+    int32, the words of `write_units` (scales: their marks), rows padded to whole eights.
     """
     import torch
 
@@ -119,6 +150,6 @@ def write_rows(
     rows_kernel[(rows, -(-units // lines))](
         x, x if up is None else up, x if weight is None else weight, out, out if scales is None else scales,
         x.stride(0), 0 if up is None else up.stride(0), width, units, eps,
-        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, IN_FRAGMENTS=in_fragments,
+        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, IS_ONE=rows == 1,
         num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
     )  # fmt: skip

@@ -23,8 +23,6 @@ from pocketllm.engine.backends.cuda.kernels.words import TABLE as IN_TABLE
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
 from pocketllm.engine.backends.cuda.packing import Packed
 
-BLOCKS_AT_ONCE = 8
-
 
 @triton.jit
 def half_of_words(w, high, unit, t_0, t_1, t_2, t_3, H: tl.constexpr, FORM: tl.constexpr):
@@ -65,15 +63,17 @@ def unpack_kernel(
     place, unit = word // 4 % 4, word % 4
     u = block * 4 + unit
     planes: tl.constexpr = 2 if FORM == BYTE else 1
-    at = row * (units * 4 * planes) + block * 16 + word % 16
+    tile, r = row // TILE, row % TILE
+    of_block = tile * (units // 4) + block
+    at = (of_block * planes * TILE + r) * 16 + word % 16
     w = tl.load(w_words + at)
     high = w
     if FORM == NIBBLE_1:
-        high = tl.load(w_high + row * units + block * 4 + place)
+        high = tl.load(w_high + (of_block * TILE + r) * 4 + place)
     if FORM == NIBBLE_2:
-        high = tl.load(w_high + (row * units + block * 4 + place) * 2 + unit // 2)
+        high = tl.load(w_high + ((of_block * TILE + r) * 4 + place) * 2 + unit // 2)
     groups: tl.constexpr = units * 32 // GROUP
-    tile, r = row // TILE, row % TILE
+    r = r % 8 * 2 + r // 8  # as scales lie
     both = w
     if (SCALES == K) or (SCALES == SIGNED):
         each: tl.constexpr = SHARED_VALUES // 32
@@ -85,7 +85,7 @@ def unpack_kernel(
         own = tl.load(w_scales + (tile * groups + group) * TILE + r)
         scale, minimum = scales_of(own, both, SCALES)
         if (FORM == BYTE) and half == 1:
-            w = tl.load(w_words + at + units * 4)
+            w = tl.load(w_words + at + TILE * 16)
         four = half_of_words(w, high, unit, t_0, t_1, t_2, t_3, half, FORM)
         even, odd = tl.join(byte_of(four, 0), byte_of(four, 2)), tl.join(byte_of(four, 1), byte_of(four, 3))
         code = tl.reshape(tl.join(even, odd), [ROWS, 16 * BLOCKS, 4])
@@ -101,11 +101,11 @@ def unpack_kernel(
 def unpack_rows(packed: Packed, out: Tensor, first: int = 0, index: Tensor | None = None, factor: float = 1.0) -> None:
     """out = rows of a matrix from `first` on, or factor · rows at `index`. out: [rows, cols], contiguous, any float."""
     layout = packed.layout
-    rows = TILE_ROWS if index is None else 1
-    unpack_kernel[(-(-len(out) // rows), -(-packed.units // (4 * BLOCKS_AT_ONCE)))](
+    rows, blocks = (TILE_ROWS, 2) if index is None else (1, 8)
+    unpack_kernel[(-(-len(out) // rows), -(-packed.units // (4 * blocks)))](
         packed.words, packed.high, packed.scales, packed.shared, packed.high if index is None else index, out, first,
         len(out), packed.cols, float(factor), *layout.packed_table,
-        units=packed.units, OFFSET=layout.offset, ROWS=rows, BLOCKS=BLOCKS_AT_ONCE, GROUP=layout.group,
+        units=packed.units, OFFSET=layout.offset, ROWS=rows, BLOCKS=blocks, GROUP=layout.group,
         FORM=int(layout.form), SCALES=int(layout.scales), HAS_INDEX=index is not None,
         num_warps=4 if index is None else 1, enable_fp_fusion=False,
     )  # fmt: skip

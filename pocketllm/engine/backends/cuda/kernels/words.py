@@ -19,6 +19,8 @@ LOOK_UP_ASSEMBLY = tl.constexpr(
     "shr.b32 i, $1, 1; lop3.b32 i, i, 0x4444, 0x3210, 0xea; prmt.b32 $0, u, v, i; }"
 )
 """Bytes of a 16-byte table at the four lowest halves of bytes of a word: by three bits, then by the fourth."""
+SECOND = tl.constexpr(16.0)
+"""What codes of a unit's second half are too large by on the tensor cores; x is as much smaller there."""
 FLOAT_OF_INT = tl.constexpr(0x4B400000)
 """1.5 · 2^23 as float32: a small integer added to its bits is the float 12582912 + integer."""
 SWAP_1 = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;")
@@ -49,6 +51,64 @@ def look_up(word, t_0, t_1, t_2, t_3):
 
 
 @triton.jit
+def four_of(x):
+    """[n, 4] → four of [n]; nothing moves where a thread holds all four."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], 2, 2]))
+    x_0, x_2 = tl.split(even)
+    x_1, x_3 = tl.split(odd)
+    return x_0, x_1, x_2, x_3
+
+
+@triton.jit
+def load_four(pointer, at):
+    """Four neighbors from each place on, as four tensors; of weights, which nobody reads again."""
+    return four_of(tl.load(pointer + at[:, None] + tl.arange(0, 4)[None, :], eviction_policy="evict_first"))
+
+
+@triton.jit
+def load_two(pointer, at):
+    """The same of two."""
+    return tl.split(tl.load(pointer + at[:, None] + tl.arange(0, 2)[None, :]))
+
+
+@triton.jit
+def four_at(pointers):
+    """Four neighbors from where each points."""
+    return four_of(tl.load(pointers[:, None] + tl.arange(0, 4)[None, :]))
+
+
+@triton.jit
+def to_float(number):
+    """A float32 of an integer below 2^22; the GPU's own conversion is many times slower."""
+    return (number + FLOAT_OF_INT).to(tl.float32, bitcast=True) - 12582912.0
+
+
+@triton.jit
+def half_of(pair, H: tl.constexpr):
+    """One float16 of an int32 that holds two, as float32."""
+    return ((pair >> (16 * H)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def scales_of(own, both, SCALES: tl.constexpr):
+    """Scale and minimum of groups, float32; the minimum is taken away, and 0 where a layout has none."""
+    if SCALES == HALVES:
+        scale = half_of(own, 0)
+        minimum = -half_of(own, 1)
+    elif SCALES == K:
+        small = own.to(tl.int32)
+        scale = half_of(both, 0) * to_float(small & 255)
+        minimum = half_of(both, 1) * to_float((small >> 8) & 255)
+    elif SCALES == SIGNED:
+        scale = both.to(tl.float32) * to_float(own.to(tl.int32))
+        minimum = scale * 0.0
+    else:
+        scale = own.to(tl.float32)
+        minimum = scale * 0.0
+    return scale, minimum
+
+
+@triton.jit
 def bytes_of(w, high, second, t_0, t_1, t_2, t_3, S: tl.constexpr, H: tl.constexpr, FORM: tl.constexpr):
     """Half H of words of unit S of a block as words of four signed bytes, before the offset.
 
@@ -65,39 +125,6 @@ def bytes_of(w, high, second, t_0, t_1, t_2, t_3, S: tl.constexpr, H: tl.constex
         return ((w >> (4 * H)) & 0x0F0F0F0F) | (((own >> (4 * (S % 2) + 2 * H)) & 0x03030303) << 4)
     else:
         return (w >> (4 * H)) & 0x0F0F0F0F
-
-
-@triton.jit
-def four_of(x):
-    """[n, 4] → four of [n]; nothing moves where a thread holds all four."""
-    even, odd = tl.split(tl.reshape(x, [x.shape[0], 2, 2]))
-    x_0, x_2 = tl.split(even)
-    x_1, x_3 = tl.split(odd)
-    return x_0, x_1, x_2, x_3
-
-
-@triton.jit
-def load_four(pointer, at):
-    """Four neighbors from each place on, as four tensors."""
-    return four_of(tl.load(pointer + at[:, None] + tl.arange(0, 4)[None, :]))
-
-
-@triton.jit
-def load_two(pointer, at):
-    """The same of two."""
-    return tl.split(tl.load(pointer + at[:, None] + tl.arange(0, 2)[None, :]))
-
-
-@triton.jit
-def four_at(pointers):
-    """Four neighbors from where each points."""
-    return four_of(tl.load(pointers[:, None] + tl.arange(0, 4)[None, :]))
-
-
-@triton.jit
-def two_at(pointers):
-    """The same of two."""
-    return tl.split(tl.load(pointers[:, None] + tl.arange(0, 2)[None, :]))
 
 
 @triton.jit
@@ -137,34 +164,3 @@ def dot_bytes(a, x, total):
         return tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, x, total], dtype=tl.int32, is_pure=True, pack=1
         )
-
-
-@triton.jit
-def to_float(number):
-    """A float32 of an integer below 2^22; the GPU's own conversion is many times slower."""
-    return (number + FLOAT_OF_INT).to(tl.float32, bitcast=True) - 12582912.0
-
-
-@triton.jit
-def half_of(pair, H: tl.constexpr):
-    """One float16 of an int32 that holds two, as float32."""
-    return ((pair >> (16 * H)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def scales_of(own, both, SCALES: tl.constexpr):
-    """Scale and minimum of groups, float32; the minimum is taken away, and 0 where a layout has none."""
-    if SCALES == HALVES:
-        scale = half_of(own, 0)
-        minimum = -half_of(own, 1)
-    elif SCALES == K:
-        small = own.to(tl.int32)
-        scale = half_of(both, 0) * to_float(small & 255)
-        minimum = half_of(both, 1) * to_float((small >> 8) & 255)
-    elif SCALES == SIGNED:
-        scale = both.to(tl.float32) * to_float(own.to(tl.int32))
-        minimum = scale * 0.0
-    else:
-        scale = own.to(tl.float32)
-        minimum = scale * 0.0
-    return scale, minimum
