@@ -87,3 +87,12 @@ def test_what_generation_config_calls_an_end_ends_an_answer_too(tmp_path: Path) 
 
     assert after["token_ids"] == before[: before.index(before[4]) + 1]
     assert after["finish_reason"] == "stop"
+
+
+def test_more_ends_than_can_be_kept_are_refused(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "twin", SPEC)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 40, 41, 42]}))
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+
+    assert result.exit_code == 2
+    assert "eos_token_id names 4 tokens that end an answer, and at most 3 are read" in result.output

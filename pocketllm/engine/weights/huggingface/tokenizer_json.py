@@ -16,6 +16,8 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 """The pattern within `ByteLevel(use_regex=True)`."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
+ENDS = ("eos", "eot", "eom")
+"""GGUF's names of tokens that end an answer."""
 
 
 def read_tokenizer(path: Path, config: Mapping[str, Any], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -146,8 +148,11 @@ def _named_ids(tokens: list[str], config: Mapping[str, Any], settings: Mapping[s
     ends = config.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     main = spelled("eos_token")
-    ordered = list(dict.fromkeys([main, *ends]))
-    found = dict(zip(("eos", "eot", "eom"), [end for end in ordered if isinstance(end, int)], strict=False))
+    ordered = [end for end in dict.fromkeys([main, *ends]) if isinstance(end, int) and 0 <= end < len(tokens)]
+    if len(ordered) > len(ENDS):
+        reason = f"eos_token_id names {len(ordered)} tokens that end an answer, and at most {len(ENDS)} are read"
+        raise UnsupportedFeatureError("tokenizer", [reason])
+    found = dict(zip(ENDS, ordered, strict=False))
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         value = config.get(key)
         value = value if isinstance(value, int) else spelled("bos_token" if name == "bos" else "pad_token")
