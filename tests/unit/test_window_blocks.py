@@ -128,6 +128,19 @@ def test_nobody_in_flight_is_preempted_where_windows_alone_run_short() -> None:
     assert model.slips == []
 
 
+def test_the_share_of_the_cache_in_use_is_that_of_the_scarcer_blocks() -> None:
+    loop, scheduler, _ = window_loop(6, num_window_blocks=5, num_blocks=40)
+    assert loop.stats().kv_usage == 0.0
+    loop.submit(Request("a", PROMPT[:13], SamplingParams(temperature=0.0, max_tokens=9)), lambda _: None)
+    loop.step()
+
+    assert scheduler.windows is not None
+    assert loop.stats().kv_usage == scheduler.windows.pool.num_used / 5 > scheduler.pool.num_used / 40
+    loop.cancel("a")
+    loop.step()
+    assert loop.stats().kv_usage == 0.0
+
+
 # -- found again
 def test_the_end_of_a_prompt_is_found_again_with_its_window() -> None:
     loop, _, model = window_loop()

@@ -146,6 +146,7 @@ class EngineLoop:
     def stats(self) -> LoopStats:
         """A snapshot; a number may be one step older than its neighbor."""
         scheduler, pool, cache = self._scheduler, self._scheduler.pool, self._scheduler.prefix_cache
+        windows = scheduler.windows.pool if scheduler.windows is not None else None
         num_running = len(scheduler.running)
         counters = {name: value for name, value in vars(self._counters).items() if name != "finished"}
         return LoopStats(
@@ -158,6 +159,8 @@ class EngineLoop:
             num_prefix_queried_tokens=None if cache is None else cache.num_queried_tokens,
             num_prefix_hit_tokens=None if cache is None else cache.num_hit_tokens,
             finished={reason.value: self._counters.finished[reason.value] for reason in FinishReason},
+            num_window_blocks=0 if windows is None else windows.num_blocks,
+            num_free_window_blocks=0 if windows is None else windows.num_free,
             **counters,
         )
 

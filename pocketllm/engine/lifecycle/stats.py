@@ -36,11 +36,17 @@ class LoopStats:
     """Kernel compilations and graph captures of the backend since its load began; 0 where it has none."""
     finished: Mapping[str, int]
     """Requests by finish reason."""
+    num_window_blocks: int = 0
+    """Blocks of layers that see a window; 0 for a model without such layers."""
+    num_free_window_blocks: int = 0
 
     @property
     def kv_usage(self) -> float:
-        """Share of cache blocks in use, 0 to 1."""
-        return 1.0 - self.num_free_blocks / self.num_blocks
+        """Share of cache blocks in use, 0 to 1: of those that are scarcer, where layers that see a window have own."""
+        share = 1.0 - self.num_free_blocks / self.num_blocks
+        if self.num_window_blocks:
+            share = max(share, 1.0 - self.num_free_window_blocks / self.num_window_blocks)
+        return share
 
 
 @dataclass
