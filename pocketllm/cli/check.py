@@ -198,7 +198,7 @@ def indented(facts: list[tuple[str, str]]) -> list[str]:
 
 def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
     """The machine, line by line."""
-    from pocketllm.engine.memory import gib
+    from pocketllm.engine.plan.memory import gib
 
     return [
         ("cpu", f"{machine['cpu']} ({machine['architecture']}), {machine['num_cores']} cores usable"),
@@ -212,7 +212,7 @@ def machine_facts(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """What the model would become."""
-    from pocketllm.engine.memory import gib
+    from pocketllm.engine.plan.memory import gib
 
     facts = [
         ("would run on", f"{plan['backend']} ({plan['device']}), {how(plan)}"),

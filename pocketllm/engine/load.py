@@ -15,11 +15,11 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
 from pocketllm.engine.lifecycle.steps.runner import Runner
-from pocketllm.engine.memory import gib
 from pocketllm.engine.models.contract import Model, logit_cap, paged_in, states_in
 from pocketllm.engine.models.registry import family_or_reason, find_family
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
 from pocketllm.engine.plan import EnginePlan, backend_options, make_plan, plan_first
+from pocketllm.engine.plan.memory import gib
 from pocketllm.engine.structured.compiler import Vocabulary
 from pocketllm.engine.text.chat_template import ChatTemplate
 from pocketllm.engine.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating
 from pocketllm.engine.models.blocks import FLOAT_TYPES
 from tests.parity.drive import Driver, chunks
 

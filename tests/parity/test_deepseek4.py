@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Gating
+from pocketllm.engine.backends.api.mixture import Gating
 from pocketllm.engine.backends.reference import mixture
 from pocketllm.engine.backends.reference.compressed import limited_outputs
 from tests.parity.deepseek4_oracle import SPECS

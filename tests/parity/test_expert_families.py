@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from pocketllm.engine.backends.api.ops import Gating, Norm, RopeLayout
+from pocketllm.engine.backends.api.mixture import Gating
+from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.reference import mixture
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.parity.drive import Driver, chunks, nmse

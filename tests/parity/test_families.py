@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Gating, Norm, RopeLayout
+from pocketllm.engine.backends.api.mixture import Gating
+from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.tiny_families import write_family
 from tests.parity.transformers_families import SPECS

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Gating, Norm
+from pocketllm.engine.backends.api.mixture import Gating
+from pocketllm.engine.backends.api.ops import Norm
 from tests.parity.drive import Driver, Step, chunks, nmse
 from tests.parity.glm5_next_oracle import ORACLES, SPECS
 from tests.parity.test_deepseek4 import bias_weighs

@@ -303,6 +303,8 @@ DAMAGE: Mapping[str, tuple[Any, str]] = {
     ),
     "quantised": (lambda at: changed_config(at, quantization_config={}), "quantization_config"),
     "no layers": (lambda at: changed_config(at, num_hidden_layers=0), "num_hidden_layers is 0"),
+    "half a pair": (lambda at: changed_config(at, head_dim=17), "heads have 17 values"),
+    "layers without end": (lambda at: changed_config(at, num_hidden_layers=10**12), "at most 512 can be read"),
     "a rope that is not known": (
         lambda at: changed_config(at, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
         "rope_type 'longrope' is not known",

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.api.ops import Gating, Norm
+from pocketllm.engine.backends.api.mixture import Gating
+from pocketllm.engine.backends.api.ops import Norm
 from pocketllm.engine.models.rope import inverse_frequencies
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.recurrent_oracle import SPECS

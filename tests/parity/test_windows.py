@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.memory import BlockBytes
 from pocketllm.engine.models import blocks
 from pocketllm.engine.models.contract import KVSpec, SeveralCaches
 from pocketllm.engine.models.families import gemma4
+from pocketllm.engine.plan.memory import BlockBytes
 from tests.native import needs_native
 
 ORACLES = Path(__file__).parents[1] / "oracles"

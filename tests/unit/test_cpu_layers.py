@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, LatentAttentionSpec
-from pocketllm.engine.backends.api.ops import (
-    BoundedExperts,
-    Experts,
-    Gating,
-    HyperConnection,
-    Norm,
-    Projection,
-    Routing,
-)
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import HyperConnection, Norm, Projection
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference.ops import ReferenceOps

@@ -9,7 +9,8 @@ import torch
 
 from pocketllm.engine.backends.api.compressed import LimitedExperts, SoftConnection
 from pocketllm.engine.backends.api.indexed import NGrams
-from pocketllm.engine.backends.api.ops import Gating, Projection, Routing, ScaledExperts
+from pocketllm.engine.backends.api.mixture import Gating, Routing, ScaledExperts
+from pocketllm.engine.backends.api.ops import Projection
 from pocketllm.engine.backends.api.recurrent import KimiDelta
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.native import cpu_ops, poison_results, usable_isas

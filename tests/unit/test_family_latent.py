@@ -11,7 +11,7 @@ import pytest
 from pocketllm.engine.backends.select import select_backend
 from pocketllm.engine.models.contract import LatentSpec, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.latent import read_latent_shape
+from pocketllm.engine.models.parts.attention.latent import read_latent_shape
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.models.rope import inverse_frequencies, yarn_kept_share
 from pocketllm.engine.options import EngineOptions

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pocketllm.engine.backends.api.ops import Experts, Gating, Projection, Routing
+from pocketllm.engine.backends.api.mixture import Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import Projection
 from pocketllm.engine.backends.reference.mixture import route
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.native import cpu_ops

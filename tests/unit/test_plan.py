@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
-from pocketllm.engine.memory import Scratch, plan_memory
 from pocketllm.engine.models.contract import KVSpec, ModelCapability
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import make_plan, plan_first
+from pocketllm.engine.plan.memory import Scratch, plan_memory
 from pocketllm.errors import UnsupportedFeatureError
 
 MIB = 1 << 20

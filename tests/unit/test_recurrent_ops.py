@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating, Projection, Routing
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import Projection
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference.ops import ReferenceOps

@@ -15,10 +15,10 @@ from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import FinishReason, Request
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
-from pocketllm.engine.memory import Window, plan_memory
 from pocketllm.engine.models.blocks import Windows
 from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.options import EngineOptions
+from pocketllm.engine.plan.memory import Window, plan_memory
 from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits, next_state
 from tests.native import cpu_ops, needs_native
 from tests.unit.test_prefix_cache import answer, num_computed

@@ -30,7 +30,7 @@ READER = tuple(
     for name in ("gguf", "gguf_walk", "checkpoint", "tensor_file", "quant_types", "reading", "bits", "quant/__init__")
 )
 INSPECTION = f"{ENGINE}weights/inspection.py"
-LIFECYCLE = (f"{ENGINE}lifecycle/", f"{ENGINE}load.py", f"{ENGINE}plan.py")
+LIFECYCLE = (f"{ENGINE}lifecycle/", f"{ENGINE}load.py", f"{ENGINE}plan/")
 INSTRUMENTS = (f"{ENGINE}lifecycle/null_model.py", f"{ENGINE}lifecycle/step_delay.py")
 """Parts of the lifecycle that no model's request goes through."""
 THROUGH_HTTP = (f"{ENGINE}serving/", "pocketllm/cli/serve.py")

@@ -73,6 +73,6 @@ class LimitedExperts:
     """
 
     experts: Any
-    """`ops.Experts`, all of them one group."""
+    """`mixture.Experts`, all of them one group."""
     limit: float
     routes: npt.NDArray[np.int32] | None = None

@@ -19,7 +19,7 @@ from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
-from pocketllm.engine.backends.cuda.drawer import CudaDrawer
+from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows

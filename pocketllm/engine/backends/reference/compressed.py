@@ -17,7 +17,7 @@ from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts,
 from pocketllm.engine.backends.reference import streams as residual
 from pocketllm.engine.backends.reference.attention import TILE, StepPlan, attend
 from pocketllm.engine.backends.reference.recurrent import segments
-from pocketllm.engine.backends.reference.rows import pad_rows
+from pocketllm.engine.backends.reference.rows import pad_rows, product
 
 
 @dataclass
@@ -214,8 +214,6 @@ def limited_outputs(x: Tensor, chosen: Tensor, limited: LimitedExperts) -> Tenso
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
         rows = pad_rows(x[tokens])
-        opened = limited_silu_mul(
-            functional.linear(rows, gate[expert]), functional.linear(rows, up[expert]), limited.limit
-        )
-        outputs[tokens, ranks] = functional.linear(pad_rows(opened), down[expert])[: len(tokens)]
+        opened = limited_silu_mul(product(rows, gate[expert]), product(rows, up[expert]), limited.limit)
+        outputs[tokens, ranks] = product(pad_rows(opened), down[expert])[: len(tokens)]
     return outputs

@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating, Routing
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing
 from pocketllm.engine.backends.reference.recurrent import softplus
-from pocketllm.engine.backends.reference.rows import pad_rows
+from pocketllm.engine.backends.reference.rows import pad_rows, product
 
 
 def route(logits: Tensor, routing: Routing, routes: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -58,10 +57,10 @@ def expert_outputs(x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Te
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
         rows = pad_rows(x[tokens])
-        opened = functional.linear(rows, gate[expert])
+        opened = product(rows, gate[expert])
         # spelled out as in `silu_mul`
-        gated = pad_rows(opened / opened.neg().exp_().add_(1) * functional.linear(rows, up[expert]))
-        outputs[tokens, ranks] = functional.linear(gated, down[expert])[: len(tokens)]
+        gated = pad_rows(opened / opened.neg().exp_().add_(1) * product(rows, up[expert]))
+        outputs[tokens, ranks] = product(gated, down[expert])[: len(tokens)]
     return outputs
 
 
@@ -71,8 +70,8 @@ def gelu_outputs(x: Tensor, chosen: Tensor, experts: Experts, gelu_mul: Callable
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
         rows = pad_rows(x[tokens])
-        opened = gelu_mul(functional.linear(rows, experts.gate[expert]), functional.linear(rows, experts.up[expert]))
-        outputs[tokens, ranks] = functional.linear(pad_rows(opened), experts.down[expert])[: len(tokens)]
+        opened = gelu_mul(product(rows, experts.gate[expert]), product(rows, experts.up[expert]))
+        outputs[tokens, ranks] = product(pad_rows(opened), experts.down[expert])[: len(tokens)]
     return outputs
 
 
@@ -83,10 +82,10 @@ def bounded_outputs(x: Tensor, chosen: Tensor, bounded: BoundedExperts) -> Tenso
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
         rows = pad_rows(x[tokens])
-        opened = (functional.linear(rows, gate[expert]) + bounded.gate_bias[expert]).clamp_(max=bounded.limit)
-        value = (functional.linear(rows, up[expert]) + bounded.up_bias[expert]).clamp_(-bounded.limit, bounded.limit)
+        opened = (product(rows, gate[expert]) + bounded.gate_bias[expert]).clamp_(max=bounded.limit)
+        value = (product(rows, up[expert]) + bounded.up_bias[expert]).clamp_(-bounded.limit, bounded.limit)
         gated = opened / (opened * -bounded.slope).exp_().add_(1) * (value + 1)
-        outputs[tokens, ranks] = functional.linear(gated, down[expert])[: len(tokens)] + bounded.down_bias[expert]
+        outputs[tokens, ranks] = product(gated, down[expert])[: len(tokens)] + bounded.down_bias[expert]
     return outputs
 
 

@@ -18,15 +18,8 @@ from pocketllm.engine.backends.api.attention import (
 )
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
-from pocketllm.engine.backends.api.ops import (
-    BoundedExperts,
-    Experts,
-    HyperConnection,
-    Norm,
-    Projection,
-    RopeLayout,
-    ScaledExperts,
-)
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
+from pocketllm.engine.backends.api.ops import HyperConnection, Norm, Projection, RopeLayout
 from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.reference import compressed, indexed
@@ -48,7 +41,7 @@ from pocketllm.engine.backends.reference.recurrent import (
     kimi_delta_rule,
     new_slots,
 )
-from pocketllm.engine.backends.reference.rows import pad_rows
+from pocketllm.engine.backends.reference.rows import pad_rows, product
 from pocketllm.engine.weights import quant
 
 ELEMENTS_AT_ONCE = 1 << 20
@@ -128,7 +121,7 @@ class ReferenceOps:
     def project(self, x: Tensor, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor, ...]:
         """Few rows are padded, so that a row does not depend on how many there are (`rows`)."""
         padded = pad_rows(x if norm is None else self.rms_norm(x, norm))
-        parts = (functional.linear(padded, projection.weight)[: len(x)] for projection in projections)
+        parts = (product(padded, projection.weight)[: len(x)] for projection in projections)
         return tuple(
             y if projection.bias is None else y + projection.bias
             for y, projection in zip(parts, projections, strict=True)

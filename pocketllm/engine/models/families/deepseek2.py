@@ -23,8 +23,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec, ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.experts import Mixture, bind_mixture
-from pocketllm.engine.models.parts.latent import (
+from pocketllm.engine.models.parts.attention.latent import (
     LATENT_OPS,
     NEUTRAL,
     LatentAttention,
@@ -34,6 +33,7 @@ from pocketllm.engine.models.parts.latent import (
     misfits,
     read_latent_shape,
 )
+from pocketllm.engine.models.parts.mixtures.experts import Mixture, bind_mixture
 from pocketllm.engine.models.rope import inverse_frequencies
 
 ARCHITECTURE = "deepseek2"

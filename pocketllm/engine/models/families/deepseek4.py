@@ -26,7 +26,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
 from pocketllm.engine.models.header import HeaderReader, misfit
-from pocketllm.engine.models.parts.compressed import (
+from pocketllm.engine.models.parts.attention.compressed import (
     COMPRESSED_OPS,
     CompressedAttention,
     CompressedShape,
@@ -36,7 +36,7 @@ from pocketllm.engine.models.parts.compressed import (
     bind_attention,
     read_compressed,
 )
-from pocketllm.engine.models.parts.limited_experts import (
+from pocketllm.engine.models.parts.mixtures.limited_experts import (
     LIMITED_OPS,
     ROUTES,
     SQRT_SOFTPLUS,

@@ -30,20 +30,20 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, KVSpec, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, misfit, short
-from pocketllm.engine.models.parts.own_inputs import (
-    Inputs,
-    OwnInput,
-    bind_inputs,
-    bind_own_input,
-    own_input_shapes,
-)
-from pocketllm.engine.models.parts.scaled_experts import (
+from pocketllm.engine.models.parts.mixtures.scaled_experts import (
     SCALED_EXPERTS_OPS,
     ScaledExpertsShape,
     ScaledMixture,
     bind_scaled_mixture,
     read_scaled_experts,
     with_halves_as_named,
+)
+from pocketllm.engine.models.parts.own_inputs import (
+    Inputs,
+    OwnInput,
+    bind_inputs,
+    bind_own_input,
+    own_input_shapes,
 )
 from pocketllm.engine.models.rope import RopeSpec, inverse_frequencies, read_rope
 

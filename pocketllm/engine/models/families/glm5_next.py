@@ -26,6 +26,15 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short
+from pocketllm.engine.models.parts.attention.pooled import (
+    POOLED_NEUTRAL,
+    POOLED_OPS,
+    PooledAttention,
+    PooledShape,
+    bind_pooled,
+    read_indexers,
+    read_pooled,
+)
 from pocketllm.engine.models.parts.kimi_delta import (
     KIMI_DELTA_OPS,
     KimiDeltaLayer,
@@ -34,7 +43,7 @@ from pocketllm.engine.models.parts.kimi_delta import (
     read_kimi_delta,
     with_kernels_as_named,
 )
-from pocketllm.engine.models.parts.limited_experts import (
+from pocketllm.engine.models.parts.mixtures.limited_experts import (
     LIMITED_OPS,
     SIGMOID,
     LimitedMixture,
@@ -45,15 +54,6 @@ from pocketllm.engine.models.parts.limited_experts import (
     gated_shapes,
     limited_shapes,
     read_limited,
-)
-from pocketllm.engine.models.parts.pooled import (
-    POOLED_NEUTRAL,
-    POOLED_OPS,
-    PooledAttention,
-    PooledShape,
-    bind_pooled,
-    read_indexers,
-    read_pooled,
 )
 from pocketllm.engine.models.parts.soft_streams import (
     SOFT_STREAM_OPS,

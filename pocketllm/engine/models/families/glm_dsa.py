@@ -31,8 +31,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, is_list, short
-from pocketllm.engine.models.parts.experts import Mixture, bind_mixture
-from pocketllm.engine.models.parts.latent import (
+from pocketllm.engine.models.parts.attention.latent import (
     LATENT_OPS,
     NEUTRAL,
     LatentAttention,
@@ -42,6 +41,7 @@ from pocketllm.engine.models.parts.latent import (
     misfits,
     read_latent_shape,
 )
+from pocketllm.engine.models.parts.mixtures.experts import Mixture, bind_mixture
 from pocketllm.engine.models.rope import inverse_frequencies
 
 ARCHITECTURE = "glm-dsa"

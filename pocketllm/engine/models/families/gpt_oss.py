@@ -10,19 +10,8 @@ from functools import partial
 from typing import Any
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
-from pocketllm.engine.backends.api.ops import (
-    BoundedExperts,
-    Experts,
-    Gating,
-    KVCache,
-    Norm,
-    Ops,
-    Projection,
-    RopeLayout,
-    Routing,
-    Tensor,
-    Weight,
-)
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.blocks import (
     DENSE_OPS,
     NEUTRAL_KEYS,

@@ -22,8 +22,14 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.experts import MIXTURE_OPS, MixtureShape, bind_mixture, mixture_shapes, read_mixture
 from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel
+from pocketllm.engine.models.parts.mixtures.experts import (
+    MIXTURE_OPS,
+    MixtureShape,
+    bind_mixture,
+    mixture_shapes,
+    read_mixture,
+)
 from pocketllm.engine.models.parts.short_conv import (
     SHORT_CONV_OPS,
     ShortConvShape,

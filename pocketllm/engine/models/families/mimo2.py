@@ -29,7 +29,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, is_list, misfit, short, whole_number
-from pocketllm.engine.models.parts.experts import (
+from pocketllm.engine.models.parts.mixtures.experts import (
     MIXTURE_OPS,
     Mixture,
     MixtureShape,

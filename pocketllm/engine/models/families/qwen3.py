@@ -13,8 +13,8 @@ from pocketllm.engine.models.blocks import (
     own_head,
     weights_of_all,
 )
+from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, bind_normed_heads
 from pocketllm.engine.models.parts.decoder_family import plain_family
-from pocketllm.engine.models.parts.normed_heads import NormedHeadsModel, bind_normed_heads
 
 ARCHITECTURE = "qwen3"
 

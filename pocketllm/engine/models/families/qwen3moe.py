@@ -19,9 +19,9 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import ModelCapability
 from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, bind_normed_heads
 from pocketllm.engine.models.parts.decoder_family import DecoderFamily
-from pocketllm.engine.models.parts.experts import MixtureShape, bind_mixture, mixture_shapes, read_mixture
-from pocketllm.engine.models.parts.normed_heads import NormedHeadsModel, bind_normed_heads
+from pocketllm.engine.models.parts.mixtures.experts import MixtureShape, bind_mixture, mixture_shapes, read_mixture
 
 ARCHITECTURE = "qwen3moe"
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | {

@@ -25,14 +25,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, LatentSpec, ModelCapability, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.gated_experts import (
-    GATED_EXPERTS_NEUTRAL,
-    GATED_EXPERTS_OPS,
-    GatedExperts,
-    GatedExpertsShape,
-    bind_gated_experts,
-    read_gated_experts,
-)
+from pocketllm.engine.models.parts.attention.indexed import INDEXED_OPS, IndexShape, Step, bind_indexed, read_index
 from pocketllm.engine.models.parts.gated_streams import (
     GATED_STREAMS_OPS,
     Gates,
@@ -42,7 +35,14 @@ from pocketllm.engine.models.parts.gated_streams import (
     stream_shapes,
 )
 from pocketllm.engine.models.parts.hybrid import HYBRID_OPS, HybridShape, hybrid_shapes, read_hybrid_shape, step_shapes
-from pocketllm.engine.models.parts.indexed import INDEXED_OPS, IndexShape, Step, bind_indexed, read_index
+from pocketllm.engine.models.parts.mixtures.gated_experts import (
+    GATED_EXPERTS_NEUTRAL,
+    GATED_EXPERTS_OPS,
+    GatedExperts,
+    GatedExpertsShape,
+    bind_gated_experts,
+    read_gated_experts,
+)
 from pocketllm.engine.models.parts.ngrams import (
     NGRAM_OPS,
     NGramLayer,

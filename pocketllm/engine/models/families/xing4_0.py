@@ -24,8 +24,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec, ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.experts import Mixture, bind_mixture
-from pocketllm.engine.models.parts.latent import (
+from pocketllm.engine.models.parts.attention.latent import (
     LATENT_OPS,
     NEUTRAL,
     LatentAttention,
@@ -35,6 +34,7 @@ from pocketllm.engine.models.parts.latent import (
     misfits,
     read_latent_shape,
 )
+from pocketllm.engine.models.parts.mixtures.experts import Mixture, bind_mixture
 from pocketllm.engine.models.rope import inverse_frequencies
 
 ARCHITECTURE = "xing4_0"

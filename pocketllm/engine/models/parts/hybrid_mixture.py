@@ -7,13 +7,6 @@ from pocketllm.engine.models.blocks import NEUTRAL_KEYS, Binder, Shapes, own_hea
 from pocketllm.engine.models.contract import ModelCapability
 from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.parts.decoder_family import DecoderFamily
-from pocketllm.engine.models.parts.gated_experts import (
-    GATED_EXPERTS_NEUTRAL,
-    GATED_EXPERTS_OPS,
-    GatedExpertsShape,
-    bind_normed_experts,
-    read_gated_experts,
-)
 from pocketllm.engine.models.parts.hybrid import (
     HYBRID_OPS,
     DeltaLayer,
@@ -22,6 +15,13 @@ from pocketllm.engine.models.parts.hybrid import (
     bind_model,
     hybrid_shapes,
     read_hybrid_shape,
+)
+from pocketllm.engine.models.parts.mixtures.gated_experts import (
+    GATED_EXPERTS_NEUTRAL,
+    GATED_EXPERTS_OPS,
+    GatedExpertsShape,
+    bind_normed_experts,
+    read_gated_experts,
 )
 
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "expert_count"} | GATED_EXPERTS_NEUTRAL

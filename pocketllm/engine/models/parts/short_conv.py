@@ -21,8 +21,8 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, short
+from pocketllm.engine.models.parts.attention.normed_heads import NormedAttention, bind_attention
 from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel, Part, Step
-from pocketllm.engine.models.parts.normed_heads import NormedAttention, bind_attention
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 SHORT_CONV_OPS = DENSE_OPS | {"new_states", "copy_states", "causal_conv", "mul", "silu_mul"}

@@ -15,6 +15,14 @@ from pocketllm.errors import CheckpointError
 
 Order = npt.NDArray[np.intp]
 Compute = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+MOST: Mapping[str, int] = {
+    "num_hidden_layers": 512,
+    **dict.fromkeys(("num_experts", "num_local_experts"), 2048),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 4096),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4096),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 4096),
+}
+"""More than any published model has, of what rules and orders of rows grow with before a tensor is looked at."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class Config:
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise CheckpointError(f"config.json: {name} is {value!r:.60}, but must be a whole number above 0")
+        if value > MOST.get(name, value):
+            raise CheckpointError(f"config.json: {name} is {value!s:.60}, but at most {MOST[name]} can be read")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -97,8 +107,11 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Values of a head."""
-        return self.count("head_dim", max(1, self.count("hidden_size") // self.count("num_attention_heads")))
+        """Values of a head, an even number: its halves are rotated together."""
+        dim = self.count("head_dim", self.count("hidden_size") // self.count("num_attention_heads"))
+        if dim % 2:
+            raise CheckpointError(f"config.json: heads have {dim} values (head_dim), but must have an even number")
+        return dim
 
     @property
     def num_experts(self) -> int:

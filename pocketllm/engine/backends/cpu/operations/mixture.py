@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.compressed import LimitedExperts
-from pocketllm.engine.backends.api.ops import BoundedExperts, Experts, Gating, ScaledExperts
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, ScaledExperts
 from pocketllm.engine.backends.cpu.library import MixturePlan, Program
 from pocketllm.engine.backends.cpu.matrices import ExpertMatrices, Matrix
 from pocketllm.engine.backends.cpu.operations.projections import Projector

@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.drawing import Draw, Drawn
-from pocketllm.engine.backends.cuda import sampling
 from pocketllm.engine.backends.cuda.batch import upload
+from pocketllm.engine.backends.cuda.drawing import sampling
 from pocketllm.engine.backends.cuda.graphs import Graph, Mark, capture
 from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.compressed import LimitedExperts
-from pocketllm.engine.backends.api.ops import Experts, Gating, Ops, Projection, Routing, Tensor
+from pocketllm.engine.backends.api.mixture import Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import Ops, Projection, Tensor
 from pocketllm.engine.models.blocks import Binder, Shapes
 from pocketllm.engine.models.contract import Checkpoint
 from pocketllm.engine.models.header import HeaderReader, is_list, short, whole_number

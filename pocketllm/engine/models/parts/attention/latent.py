@@ -23,7 +23,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import Checkpoint, LatentSpec
 from pocketllm.engine.models.header import NEXTN, HeaderReader, misfit, short
-from pocketllm.engine.models.parts.experts import MIXTURE_OPS, MixtureShape, mixture_shapes, read_mixture
+from pocketllm.engine.models.parts.mixtures.experts import MIXTURE_OPS, MixtureShape, mixture_shapes, read_mixture
 from pocketllm.engine.models.rope import RopeSpec, read_rope, rope_magnitude
 
 LATENT_OPS = (DENSE_OPS - {"new_kv_cache", "store_kv", "attention"}) | MIXTURE_OPS | {

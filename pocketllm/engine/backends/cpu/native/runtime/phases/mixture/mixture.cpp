@@ -1,6 +1,6 @@
 // A mixture of experts: tokens are routed, and their rows grouped by expert, so that each expert that is used is read
 // once a step. A row is computed by itself and summed in the order of its ranks: others' routes do not change its bits.
-#include "runtime/phases/mixture.h"
+#include "runtime/phases/mixture/mixture.h"
 
 #include <algorithm>
 #include <cstring>

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pocketllm.engine.backends.api.ops import Experts, Gating, Norm, Ops, Routing, ScaledExperts, Tensor
+from pocketllm.engine.backends.api.mixture import Experts, Gating, Routing, ScaledExperts
+from pocketllm.engine.backends.api.ops import Norm, Ops, Tensor
 from pocketllm.engine.models.blocks import Binder, Shapes
 from pocketllm.engine.models.header import HeaderReader
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/phases/mixture.h"
+#include "runtime/phases/mixture/mixture.h"
 
 namespace pocketllm {
 

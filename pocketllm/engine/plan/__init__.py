@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
-from pocketllm.engine.memory import (
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
+from pocketllm.engine.options import AUTO, EngineOptions
+from pocketllm.engine.plan.memory import (
     MemoryPlan,
     Window,
     keeps_prompt_ends,
@@ -20,8 +22,6 @@ from pocketllm.engine.memory import (
     step_scratch,
     weights_bytes,
 )
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
-from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.engine.weights.quant import known_types
 from pocketllm.errors import UnsupportedFeatureError
 

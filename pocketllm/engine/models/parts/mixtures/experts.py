@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pocketllm.engine.backends.api.ops import Experts, Gating, Norm, Ops, Projection, Routing, Tensor
+from pocketllm.engine.backends.api.mixture import Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor
 from pocketllm.engine.models.blocks import Binder, Shapes
 from pocketllm.engine.models.header import HeaderReader, short, whole_number
 

@@ -4,7 +4,8 @@ qwen3next and of the mixtures that follow it.
 
 from dataclasses import dataclass
 
-from pocketllm.engine.backends.api.ops import Experts, Gating, Norm, Ops, Projection, Routing, Tensor
+from pocketllm.engine.backends.api.mixture import Experts, Gating, Routing
+from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor
 from pocketllm.engine.models.blocks import Binder, Shapes
 from pocketllm.engine.models.header import HeaderReader
 

@@ -1,0 +1,1 @@
+"""Kinds of attention that several families share."""

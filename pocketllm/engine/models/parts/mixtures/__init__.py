@@ -1,0 +1,1 @@
+"""Mixtures of experts, one file a kind."""
