@@ -1,4 +1,4 @@
-"""What a device draws from are the logits that the host would have seen, of every family."""
+"""What a device draws from are the logits that the host would have seen, of every checkpoint that lies here."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from pocketllm.engine.load import load_engine, logits_on_device
 from pocketllm.engine.options import EngineOptions
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "oracles").glob("*.gguf"))
+assert CHECKPOINTS, "no checkpoint would be no test"
 DRAWER: Any = SimpleNamespace(capped=lambda logits, cap: (logits / cap).tanh() * cap)
 
 
