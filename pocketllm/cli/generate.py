@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pocketllm.engine.structured.constraint import Constraint
 
 DEFAULT_MAX_TOKENS = 128
+SLOW_BACKEND = "reference"
 PROMPT, SAMPLING, FORM, OUTPUT = "Prompt", "Sampling", "Form", "Output"
 EPILOG = (
     'Examples:\n\npocketllm generate "The capital of France is" --max-tokens 8\n\n'
@@ -250,9 +251,12 @@ def run(
     """Load, generate, print; raises typer.Exit when the answer was cut short."""
     from pocketllm.engine.llm import LLM
     from pocketllm.engine.load import load_engine
+    from pocketllm.engine.options import AUTO
 
     with LoadingBar() as bar:
         engine = load_engine(options, say if verbose else None, bar)
+    if not verbose and engine.plan.backend == SLOW_BACKEND and options.backend == AUTO:
+        say(f"note: {engine.plan.notes[0]}")  # many times slower than a native backend: never without a word
     with LLM.from_engine(engine) as llm:
         token_ids = llm.chat_token_ids(prompt) if isinstance(prompt, list) else llm.token_ids(prompt)
         if isinstance(prompt, list):

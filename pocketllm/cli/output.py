@@ -59,12 +59,20 @@ def tell_bug() -> None:
     say("this is a bug in pocketllm: please report it with the lines above")
 
 
+def open_closed_streams() -> None:
+    """Let a standard stream that the caller has closed (`>&-`, where Python has None) lead nowhere, like /dev/null."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open while the process lives
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that an error made on purpose ends with its own exit code and one sentence."""
     import typer
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        open_closed_streams()
         if isinstance(sys.stdout, TextIOWrapper):
             # a terminal that cannot show a character gets its escape, not a traceback
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,10 +1,19 @@
-"""What every command does when its output has nowhere to go."""
+"""What every command says and does around its work: output with nowhere to go, interruptions, warnings, notes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pocketllm import SamplingParams
+from pocketllm import __main__ as program
+from pocketllm.cli import generate
+from pocketllm.engine.backends import select
+from pocketllm.engine.options import EngineOptions
+from tests.parity.tiny_families import TinyFamily, write_family
 
 FULL = Path("/dev/full")
 
@@ -35,3 +44,41 @@ def test_a_warning_is_one_line_of_advice_without_a_place_in_our_code(smollm2: Pa
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if "0x04" in line]
     assert line == "warning: the vocabulary has no token for byte 0x04: it is missing from the prompt"
+
+
+def test_closed_standard_streams_lead_nowhere_instead_of_failing() -> None:
+    shell = f'"{sys.executable}" -m pocketllm models --json'
+
+    no_output = subprocess.run(f"{shell} <&- >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    no_errors = subprocess.run(f"{shell} 2>&-", shell=True, stdout=subprocess.PIPE, text=True, check=False)
+
+    assert (no_output.returncode, no_output.stderr) == (0, "")
+    assert no_errors.returncode == 0
+    assert json.loads(no_errors.stdout)
+
+
+def test_ctrl_c_while_commands_are_imported_is_one_word_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "pocketllm.cli.main", SimpleNamespace(app=interrupt))
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_an_answer_from_the_slow_backend_says_so_unless_it_was_asked_for(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_family(tmp_path / "tiny.gguf", TinyFamily("llama"))
+    monkeypatch.setattr(select, "offers", lambda wanted, wishes: [b for b in select.bids() if b.name == "reference"])
+    params = SamplingParams(max_tokens=1, temperature=0)
+    options = EngineOptions(model=str(path), backend=backend)
+    generate.run(options, "hello", params, as_json=False, show=False, verbose=False)
+
+    said = capsys.readouterr().err
+    assert said.startswith("note: backend auto chose reference") if backend == "auto" else said == ""

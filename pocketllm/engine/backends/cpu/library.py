@@ -267,8 +267,8 @@ def open_library() -> Any:
     except (OSError, AttributeError) as error:
         raise unusable(f"{path} cannot be used: {error}") from error
     if functions.abi_version() != ABI_VERSION:
-        reason = f"{path} has interface {functions.abi_version()} and the package needs {ABI_VERSION}: rebuild it"
-        raise unusable(reason)
+        found, whose = functions.abi_version(), path if os.environ.get(PATH_VARIABLE) else "its native library"
+        raise unusable(f"{whose} has interface {found} and the package needs {ABI_VERSION}: install the package again")
     return functions
 
 
