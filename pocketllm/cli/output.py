@@ -8,9 +8,11 @@ unusable environment) · 3 could not judge · 4 unrecorded or under-powered unde
 import errno
 import json
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
 from typing import Any, ParamSpec, TypeVar
@@ -66,6 +68,25 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open while the process lives
 
 
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM like ctrl-C: what was paid for is kept, and servers that a command started are ended."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt:  # a server has handlers of its own until it has ended
+            signal.signal(signal.SIGTERM, before)
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that an error made on purpose ends with its own exit code and one sentence."""
     import typer
@@ -78,7 +99,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             sys.stdout.reconfigure(errors="backslashreplace")
         warnings.showwarning = say_warning
         try:
-            return function(*args, **kwargs)
+            with terminated_as_interrupted():
+                return function(*args, **kwargs)
         except PocketLLMError as error:
             fail(error)
             raise typer.Exit(error.exit_code) from None

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -24,7 +26,7 @@ from pocketllm.golden.judging.mutations import Mutation
 from pocketllm.golden.judging.words import describe
 from pocketllm.golden.recording.accept import accept
 from pocketllm.golden.recording.record import choose_requests, record
-from pocketllm.golden.served_path import Server, launch, serve_command
+from pocketllm.golden.served_path import Server, launch, pocketllm_command, serve_command
 from pocketllm.golden.subject import Subject, open_subject, subject_of
 from pocketllm.golden.verify import Report, VerifyOptions, verify_subject
 
@@ -299,3 +301,24 @@ def test_record_proposes_and_accept_refuses_in_ci(tiny_gguf: Path, tmp_path: Pat
     assert json.loads(proposed.stdout)[0]["n_out"] == 3
     assert "CI is set" in refused.stderr
     assert "--case NAME, or --all" in neither.stderr
+
+
+def test_verify_that_is_terminated_ends_its_server(tiny_gguf: Path, root: Path, tmp_path: Path) -> None:
+    words = ("golden", "verify", "-m", str(tiny_gguf), "--backend", "reference", "--fixtures", str(root))
+    run = subprocess.Popen(
+        pocketllm_command(*words, "--case", "hello", "--entry-point", "http_chat"),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    servers: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while not any(server.net_connections() for server in servers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        servers = psutil.Process(run.pid).children()
+    run.terminate()
+    _, errors = run.communicate(timeout=60)
+
+    assert run.returncode == 130, errors
+    assert len(servers) == 1
+    assert not any(server.is_running() for server in servers)

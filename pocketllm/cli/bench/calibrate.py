@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketllm.cli import engine_options as flags
-from pocketllm.cli.bench.command import terminated_as_interrupted
 from pocketllm.cli.bench.progress import bar_or_lines
 from pocketllm.cli.bench.values import at_least_one, display, parse_duration, parse_margins, pick_scenario
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
@@ -216,7 +215,7 @@ def measure(calibration: Calibration, options: "EngineOptions") -> bool:
     from pocketllm.bench.targets.rig import open_rig
 
     scratch_dir = tempfile.TemporaryDirectory(prefix="pocketllm-calibrate-")
-    with bar_or_lines() as bar, scratch_dir as scratch, terminated_as_interrupted():
+    with bar_or_lines() as bar, scratch_dir as scratch:
         progress = Counted(bar, calibration)
         try:
             rig = open_rig(calibration.settings.arm_set, options, bar.say, calibration.directory / "logs")

@@ -1,8 +1,6 @@
 """`pocketllm bench`: is B different from A, by how much, and could this run have known?"""
 
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,7 +209,7 @@ def finish(
     from pocketllm.bench.targets.gate import golden_gate
     from pocketllm.bench.targets.rig import open_rig
 
-    with bar_or_lines() as progress, terminated_as_interrupted():
+    with bar_or_lines() as progress:
         rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")
         try:
             outcome = Run(settings, rig, lambda rig, arm: golden_gate(rig, arm, options), progress).run()
@@ -240,21 +238,3 @@ def show_plan(settings: "Settings", options: "EngineOptions", as_json: bool) -> 
         write_json(document)
     else:
         typer.echo(render_plan(document))
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM like ctrl-C while servers of ours run: the record is kept, and they are ended."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, where no signal arrives
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
