@@ -18,6 +18,9 @@ from tests.parity.drive import Driver, chunks
 TIE = 0.005
 """A router's lead of the last expert taken over the first left out, in the scores that choose: up to it, a tie."""
 
+MIN_DECIDED = 0.5
+"""The share of positions that must be left: what compares fewer proves too little."""
+
 
 class Watched:
     """A backend's operations; `leads` gathers each mixture's lead for each token."""
@@ -52,7 +55,8 @@ def decided(path: Path, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
     """For each position, whether no router of the reference backend is at a tie there; of files without packed experts
     every one, as their rows are not rounded.
 
-    Groups are not looked at, nor mixtures that are operations of their own: no position is left out for those.
+    Groups are not looked at, nor mixtures that are operations of their own: no position is left out for those. Raises
+    ValueError where less than half of the positions would be left.
     """
     driver = Driver(path)
     types = {tensor.quant_type for name, tensor in driver.checkpoint.tensors.items() if "_exps." in name}
@@ -61,4 +65,9 @@ def decided(path: Path, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
     watched = Watched(driver.ops)
     driver.model = replace(driver.model, ops=watched)
     driver.run([ids], chunks(len(ids), len(ids)))
-    return np.min([np.full(len(ids), np.inf), *watched.leads], axis=0) > TIE
+    kept = np.min([np.full(len(ids), np.inf), *watched.leads], axis=0) > TIE
+    if kept.mean() < MIN_DECIDED:
+        raise ValueError(
+            f"{path.name}: routers are at a tie at {np.sum(~kept)} of {len(ids)} positions: take other ids"
+        )
+    return kept
