@@ -67,7 +67,5 @@ def decided(path: Path, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
     driver.run([ids], chunks(len(ids), len(ids)))
     kept = np.min([np.full(len(ids), np.inf), *watched.leads], axis=0) > TIE
     if kept.mean() < MIN_DECIDED:
-        raise ValueError(
-            f"{path.name}: routers are at a tie at {np.sum(~kept)} of {len(ids)} positions: take other ids"
-        )
+        raise ValueError(f"{path.name}: routers are at a tie at {np.sum(~kept)} of {len(ids)} positions; take others")
     return kept
