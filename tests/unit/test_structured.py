@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,21 @@ def test_whatever_comes_as_a_grammar_or_an_expression_is_held_to_or_refused(text
     for make in (constraint.grammar, constraint.gbnf, constraint.regex):
         with suppress(RequestError):
             COMPILER.matcher(make(text)).allowed()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: constraint.regex("(a"),
+        lambda: constraint.gbnf('root ::= "a" foo'),
+        lambda: constraint.gbnf("root ::= ("),
+        lambda: constraint.json_schema("{"),
+    ],
+)
+def test_what_is_no_grammar_has_one_code_whoever_finds_it(make: Callable[[], Constraint]) -> None:
+    with pytest.raises(RequestError) as caught:
+        COMPILER.matcher(make())
+    assert caught.value.code == "invalid_grammar"
 
 
 def test_a_pydantic_model_with_two_nested_models_compiles() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pocketllm.engine.structured.constraint import Constraint
+from pocketllm.engine.structured.constraint import INVALID_GRAMMAR, Constraint
 from pocketllm.engine.structured.matcher import Matcher
 from pocketllm.engine.text.tokenizer import Tokenizer
 from pocketllm.errors import ConstraintError, RequestError
@@ -215,5 +215,5 @@ def refusal(constraint: Constraint, reason: str) -> RequestError:
     return RequestError(
         f"{constraint.param}: the {constraint.kind} cannot be compiled: {told}",
         param=constraint.param,
-        code="invalid_grammar",
+        code=INVALID_GRAMMAR,
     )

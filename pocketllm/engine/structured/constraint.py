@@ -15,6 +15,8 @@ from pocketllm.errors import RequestError
 MAX_SOURCE = 256 * 2**10
 """Most characters of a schema, a grammar, a regular expression, or all choices together."""
 MAX_CHOICES = 4096
+INVALID_GRAMMAR = "invalid_grammar"
+"""What machines read of a refused constraint, whoever found the fault."""
 
 WHITESPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 """Between the tokens of JSON: a line end with its indent, or up to two blanks. Unbounded, weak models fill the rest of
@@ -68,7 +70,7 @@ def json_schema(schema: Any, param: str = "response_format") -> Constraint:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{param}: the schema is not JSON: {error}", param=param) from error
+            raise unreadable(f"{param}: the schema is not JSON: {error}", param) from error
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, Mapping):
@@ -83,7 +85,7 @@ def prepared(schema: Mapping[str, Any], param: str) -> dict[str, Any]:
         # replaces options that a schema brings itself: `lenient` would let keywords pass that nothing obeys
         return {**with_patterns(schema), "x-guidance": SCHEMA_OPTIONS}
     except RecursionError as error:
-        raise RequestError(f"{param}: the schema nests too deep", param=param) from error
+        raise unreadable(f"{param}: the schema nests too deep", param) from error
 
 
 def regex(pattern: Any, param: str = "structured_outputs") -> Constraint:
@@ -136,10 +138,10 @@ def gbnf(text: Any, param: str = "grammar") -> Constraint:
     try:
         converted = gbnf_to_lark(plain_escapes(source))
     except RecursionError as error:
-        raise RequestError(f"{param}: the grammar nests too deep", param=param) from error
+        raise unreadable(f"{param}: the grammar nests too deep", param) from error
     except Exception as error:  # the converter raises plain Exceptions, and IndexErrors
         detail = str(error) or "it ends too early"
-        raise RequestError(f"{param}: the GBNF grammar cannot be read: {detail}"[:1000], param=param) from error
+        raise unreadable(f"{param}: the GBNF grammar cannot be read: {detail}"[:1000], param) from error
     return lark(converted, param, "gbnf")
 
 
@@ -156,6 +158,11 @@ def plain_escapes(source: str) -> str:
         return found[0] if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF else chr(code)
 
     return re.sub(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", plain, source, flags=re.DOTALL)
+
+
+def unreadable(message: str, param: str) -> RequestError:
+    """What is no grammar, with the code of one that cannot be compiled."""
+    return RequestError(message, param=param, code=INVALID_GRAMMAR)
 
 
 def source_text(value: Any, what: str, param: str) -> str:
