@@ -42,6 +42,22 @@ def test_memory_is_given_back_once_for_jobs_that_end_together_also_where_one_fai
     assert len(given) <= 4
 
 
+def test_nothing_is_given_back_once_the_threads_have_ended() -> None:
+    told: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        await loop.shutdown_default_executor()
+        loop.call_soon(Aside()._trim)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+    assert told == []
+
+
 @NO_TRIM
 def test_what_a_job_freed_in_its_threads_heap_goes_back_to_the_system() -> None:
     def job() -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -38,7 +39,8 @@ class Aside:
 
     def _trim(self) -> None:
         self._is_due = False
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        with suppress(RuntimeError):  # the server ends, and its threads have: the system takes everything soon
+            asyncio.get_running_loop().run_in_executor(None, give_back)
 
 
 def share_one_heap() -> None:
