@@ -69,6 +69,21 @@ def test_a_request_begins_after_the_one_that_scores_their_prompt() -> None:
     assert second.prompt_logprobs is first.prompt_logprobs
 
 
+def test_a_request_scores_itself_where_the_other_ended_halfway() -> None:
+    scheduler = a_scheduler(prefill_chunk=8)
+    params = SamplingParams(max_tokens=3, prompt_logprobs=0)
+    first = Request("a", [1] * 19, params)
+    second = Request("b", [1] * 19, params, scored_by=first)
+    add(scheduler, first, second)
+    scheduler.schedule()
+    first.prompt_logprobs += [None] * 9
+    scheduler.finish(first, is_sound=False)
+
+    assert step(scheduler) == {"b": 8}
+    assert second.is_scored
+    assert second.prompt_logprobs == []
+
+
 def test_a_request_does_not_wait_for_one_that_has_ended() -> None:
     scheduler = a_scheduler()
     first = Request("a", [1] * 5, SamplingParams(prompt_logprobs=0, max_tokens=1))

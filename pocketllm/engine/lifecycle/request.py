@@ -141,6 +141,11 @@ class Request:
         other = self.scored_by
         return other is not None and other.is_scored and other.state is not RequestState.FINISHED
 
+    def score_alone(self) -> None:
+        """Compute its own log-probabilities where the request that should have ended before it had them all."""
+        if self.scored_by is not None and self.scored_by.is_scored:
+            self.scored_by, self.prompt_logprobs = None, []
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt and output together."""
         split = len(self.prompt_token_ids)

@@ -220,6 +220,7 @@ class Scheduler:
             request = self.waiting[0]
             if request.must_wait:
                 return
+            request.score_alone()
             end = None if self.prefix_cache is None else self.prefix_cache.take_end(request)
             if end is None:
                 self._take_cached(request)
