@@ -76,8 +76,23 @@ def test_with_a_certificate_https_is_served(serve: Callable[..., Served], tls: t
 def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path, tls: tuple[Path, Path]) -> None:
     with pytest.raises(OptionError, match="go together"):
         ServerSettings(tls_cert=tls[0])
-    for cert, key in ((tls[1], tls[1]), (tmp_path / "none", tls[1]), (tls[0], tls[0])):
-        with pytest.raises(OptionError, match="cannot be used"):
+    empty, other, damaged = (tmp_path / name for name in ("empty", "other", "damaged"))
+    empty.touch()
+    subprocess.run(
+        ["openssl", "genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", other],
+        check=True,
+        capture_output=True,
+    )
+    damaged.write_text(tls[0].read_text().replace("M", "N"))
+    for cert, key, fault in (
+        (tls[1], tls[1], f"--tls-cert {tls[1]} holds no PEM block of a certificate"),
+        (empty, tls[1], f"--tls-cert {empty} holds no"),
+        (tmp_path / "none", tls[1], f"--tls-cert {tmp_path / 'none'}: No such file"),
+        (tls[0], tls[0], f"--tls-key {tls[0]} holds no PEM block of a private key"),
+        (tls[0], other, f"the key in {other} does not belong to"),
+        (damaged, tls[1], f"a PEM block in {damaged} or"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(f"cannot be used: {fault}")):
             http_server(None, ServerSettings(tls_cert=cert, tls_key=key))  # type: ignore[arg-type]  # not reached
 
 

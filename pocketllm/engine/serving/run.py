@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -102,8 +103,24 @@ def http_server(app: "FastAPI", settings: ServerSettings | None = None) -> Quiet
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise OptionError(f"--tls-cert and --tls-key cannot be used: {error.strerror or error}") from error
+        raise OptionError(f"--tls-cert and --tls-key cannot be used: {tls_fault(config, error)}") from error
     return QuietServer(config)
+
+
+def tls_fault(config: uvicorn.Config, refused: OSError) -> str:
+    """Which of the two files was refused, and why: OpenSSL names neither."""
+    files = (("--tls-cert", config.ssl_certfile, "CERTIFICATE"), ("--tls-key", config.ssl_keyfile, "PRIVATE KEY"))
+    for flag, path, kind in files:
+        try:
+            content = Path(path or "").read_bytes()
+        except OSError as error:
+            return f"{flag} {path}: {error.strerror}"
+        if f"{kind}-----".encode() not in content:
+            return f"{flag} {path} holds no PEM block of a {kind.lower()}"
+    reason = getattr(refused, "reason", None) or refused.strerror or refused
+    if reason == "KEY_VALUES_MISMATCH":
+        return f"the key in {config.ssl_keyfile} does not belong to the certificate in {config.ssl_certfile}"
+    return f"a PEM block in {config.ssl_certfile} or {config.ssl_keyfile} is damaged ({reason}): copy both again"
 
 
 def warm_up(engine: ServedEngine) -> None:
