@@ -32,7 +32,7 @@ class LoadingBar:
         if not sys.stderr.isatty():
             if passed_s >= self.next_line_s:
                 self.next_line_s = passed_s + LINE_EVERY_S
-                say(f"loaded {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+                say(progress_text(done, total))
         elif self.bar is not None:
             self.bar.update(self.task, completed=done)
         elif passed_s >= PATIENCE_S:
@@ -47,3 +47,9 @@ class LoadingBar:
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.bar.add_task("loading", total=total, completed=done)
         self.bar.start()
+
+
+def progress_text(done: int, total: int) -> str:
+    """Bytes done of all, in units that a small model does not vanish in."""
+    unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    return f"loaded {done / unit:.1f} of {total / unit:.1f} {name}"
