@@ -25,7 +25,7 @@ class Compiling(Server):
         super().__init__("pocketllm", OURS)
         self.counts = itertools.count()  # the handler looks twice an answer
 
-    @property  # type: ignore[override]
+    @property
     def metrics(self) -> str:
         count = next(self.counts) // 2
         return f'pocketllm:num_requests_running{{m="x"}} 0\npocketllm:num_compiles_total{{m="x"}} {count}.0\n'

@@ -124,7 +124,7 @@ def test_what_follows_a_damaged_line_of_a_journal_is_not_trusted(tmp_path: Path)
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupted_run_keeps_what_was_paid_for(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012
+    with pytest.raises(error), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012  the writer must see it raised
         record.append(ROW)
         raise error
 
@@ -136,7 +136,7 @@ def test_an_interrupted_run_keeps_what_was_paid_for(tmp_path: Path, error: type[
 
 
 def test_a_bad_row_does_not_cost_the_good_ones(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no column"), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012
+    with pytest.raises(RecordError, match="no column"), RecordWriter("golden", DOCUMENT, tmp_path) as record:  # noqa: PT012  the writer must see it raised
         record.append(ROW)
         record.append({"csae": "capital"})
 

@@ -45,7 +45,7 @@ class Mark:
     """An event on the current stream, recorded in a tenth of the time: torch looks for that stream by thirty calls."""
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
         self._device = torch.cuda.current_device()
 
     def record(self) -> None:
@@ -65,7 +65,7 @@ def current_stream(handle: int) -> torch.cuda.Stream:
 
 def capture(run: Callable[[], Any], pool: Any) -> Graph:
     """Run once, which compiles what is not compiled yet, then capture."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()

@@ -197,7 +197,7 @@ class CudaOps:
             is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
             self._products.is_decode, self._products.is_prompt = is_decode, not is_decode
             try:
-                result = written(forward(batch))  # type: ignore[arg-type]
+                result = written(forward(batch))  # type: ignore[arg-type]  # a ForwardBatch on the device
                 self._store_new()
             finally:
                 self._products.is_decode = self._products.is_prompt = False
