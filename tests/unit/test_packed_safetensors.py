@@ -168,6 +168,10 @@ BROKEN: Mapping[str, tuple[dict[str, Any], str]] = {
         {"a.weight_packed": NIBBLES, "a.weight_scale": np.full((4, 2), 255, np.uint8)},
         "no number (E8M0 code 255)",
     ),
+    "a weight both plain and packed": (
+        {"a.weight": np.ones((4, 64), "f4"), "a.weight_packed": NIBBLES, "a.weight_scale": np.ones((4, 2), np.uint8)},
+        "tensors 'a.weight' and 'a.weight_packed' would both be the weight",
+    ),
     "blocks of another size": (
         {"a_blocks": np.ones((2, 4, 2, 8), np.uint8), "a_scales": np.ones((2, 4, 2), np.uint8)},
         "must end in 16 bytes",

@@ -95,7 +95,15 @@ def read_sources(files: Sequence[SafetensorsFile], quantization: Quantization) -
                 "but there are no scales beside it that would make it a packed weight"
             )
         sources[name] = packed.get(name) or _plain(stored, name)
-    return {name.replace(".weight_packed", ".weight"): source for name, source in sources.items()}
+    for name in sources:
+        plain = _plain_name(name)
+        if plain != name and plain in sources:
+            raise CheckpointError(f"tensors {plain!r:.80} and {name!r:.80} would both be the weight: keep one of them")
+    return {_plain_name(name): source for name, source in sources.items()}
+
+
+def _plain_name(name: str) -> str:
+    return name.replace(".weight_packed", ".weight")
 
 
 def _plain(stored: Stored, name: str) -> Source:
