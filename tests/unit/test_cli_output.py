@@ -11,6 +11,7 @@ import pytest
 from pocketllm import SamplingParams
 from pocketllm import __main__ as program
 from pocketllm.cli import generate
+from pocketllm.cli.loading import progress_text
 from pocketllm.engine.backends import select
 from pocketllm.engine.options import EngineOptions
 from tests.parity.tiny_families import TinyFamily, write_family
@@ -82,3 +83,8 @@ def test_an_answer_from_the_slow_backend_says_so_unless_it_was_asked_for(
 
     said = capsys.readouterr().err
     assert said.startswith("note: backend auto chose reference") if backend == "auto" else said == ""
+
+
+def test_how_far_a_model_is_loaded_is_told_in_units_of_its_size() -> None:
+    assert progress_text(42_000_000, 145_000_000) == "loaded 42.0 of 145.0 MB"
+    assert progress_text(42_000_000, 1_460_000_000) == "loaded 0.0 of 1.5 GB"
