@@ -70,7 +70,8 @@ def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None or kind in ("no_vocab", "none"):
         raise CheckpointError(
-            "the checkpoint has no tokenizer (tokenizer.ggml.model is absent): give token ids instead"
+            "the checkpoint has no tokenizer (tokenizer.ggml.model in a GGUF file, tokenizer.json in a Hugging Face "
+            "directory): fetch one that has, or give token ids, which Python and a server take"
         )
     if not isinstance(kind, str) or kind not in KINDS:
         reason = f"tokenizer.ggml.model is {kind!r}; this version reads {', '.join(KINDS)}"
