@@ -96,3 +96,36 @@ def test_more_ends_than_can_be_kept_are_refused(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "eos_token_id names 4 tokens that end an answer, and at most 3 are read" in result.output
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        (
+            "generation_config.json",
+            '{"eos_token_id": "</s>"}',
+            "generation_config.json: eos_token_id is '</s>', but must be a token id",
+        ),
+        ("generation_config.json", '{"eos_token_id": [2, 512]}', "eos_token_id 512 is outside the vocabulary of 512"),
+        ("config.json", '{"model_type": "none"}', "Hugging Face directory:"),
+        ("config.json", "", "config.json cannot be read as JSON"),
+    ],
+)
+def test_what_is_wrong_in_a_directory_is_told_with_its_path(
+    file: str, content: str, sentence: str, tmp_path: Path
+) -> None:
+    folder = write_directory(tmp_path / "twin", SPEC)
+    (folder / file).write_text(content)
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+
+    assert result.exit_code == 2
+    assert f"{folder}: {sentence}" in result.output
+
+
+def test_generate_asks_for_the_tokenizer_that_a_directory_lacks(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "twin", SPEC)
+    (folder / "tokenizer.json").unlink()
+    result = CliRunner().invoke(app, ["generate", PROMPT, "-m", str(folder), "--backend", "reference"])
+
+    assert result.exit_code == 2
+    assert "tokenizer.json in a Hugging Face directory" in result.output

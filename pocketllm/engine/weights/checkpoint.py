@@ -193,11 +193,11 @@ def _check_is_file(path: Path) -> None:
         if path.is_dir():
             inside = sorted(entry.name for entry in path.glob("*.gguf"))
             advice = f"give one of its files: {listed(inside)}" if inside else "and there is no .gguf file in it"
-            raise CheckpointError(f"{path.name or path} is a directory; {advice}")
+            raise CheckpointError(f"{path} is a directory; {advice}")
         if not path.exists():
             raise CheckpointError(f"no such file: {path}")
         if not path.is_file():
-            raise CheckpointError(f"{path.name} is not a regular file")
+            raise CheckpointError(f"{path} is not a regular file")
     except OSError as error:
         raise CheckpointError(f"cannot open {path.name[:60]}: {(error.strerror or str(error)).lower()}") from error
 

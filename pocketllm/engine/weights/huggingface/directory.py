@@ -1,7 +1,8 @@
 """Opens a Hugging Face directory: every shard as a part of a checkpoint, its tensors under their GGUF names."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -91,6 +92,22 @@ def open_directory(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
 
     CheckpointError for a damaged or incomplete directory, UnsupportedFeatureError for what no file in `names` reads.
     """
+    with _named(path):
+        return _opened(path)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which directory it is that an error tells of."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except UnsupportedFeatureError as error:
+        raise UnsupportedFeatureError(f"{path}: {error.subject}", error.reasons) from error
+
+
+def _opened(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
     values = read_json(path / "config.json")
     module, mapped = _mapped(Config.of_text(values), values.get("model_type"))
     quantization = read_quantization(_said_of_quantization(path, values))
@@ -116,11 +133,18 @@ def open_directory(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
 
 def _ends(path: Path, config: Config) -> list[int]:
     """Tokens that end an answer: config.json's, then those that only generation_config.json names."""
-    said = [config.values.get("eos_token_id")]
+    said = {"config.json": config.values.get("eos_token_id")}
     if (path / GENERATION).is_file():
-        said.append(read_json(path / GENERATION).get("eos_token_id"))
-    ends = [end for one in said for end in (one if isinstance(one, list) else [one]) if isinstance(end, int)]
-    return list(dict.fromkeys(ends))
+        said[GENERATION] = read_json(path / GENERATION).get("eos_token_id")
+    ends: dict[int, None] = {}
+    for file, value in said.items():
+        for end in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(end) is not int:  # JSON's true is an int too
+                raise CheckpointError(
+                    f"{file}: eos_token_id is {value!r:.60}, but must be a token id or a list of them"
+                )
+            ends[end] = None
+    return list(ends)
 
 
 def _beside(path: Path) -> tuple[Path, ...]:
@@ -195,15 +219,13 @@ def shard_paths(path: Path) -> list[Path]:
     """The shards that the index names, or the one file; CheckpointError names what is missing."""
     if not (path / INDEX).is_file():
         if not (path / SINGLE).is_file():
-            raise CheckpointError(f"{path.name} has a config.json, but neither {SINGLE} nor {INDEX}: fetch the weights")
+            raise CheckpointError(f"it has a config.json, but neither {SINGLE} nor {INDEX}: fetch the weights")
         return [path / SINGLE]
     shards = sorted(set(_weight_map(path).values()))
     missing = [name for name in shards if not (path / name).is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(
-            f"{path.name}: {INDEX} names {len(shards)} shards, and {missing[0]}{more} is missing: fetch it too"
-        )
+        raise CheckpointError(f"{INDEX} names {len(shards)} shards, and {missing[0]}{more} is missing: fetch it too")
     return [path / name for name in shards]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.errors import CheckpointError, UnsupportedFeatureError
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern within `ByteLevel(use_regex=True)`."""
@@ -148,7 +148,10 @@ def _named_ids(tokens: list[str], config: Mapping[str, Any], settings: Mapping[s
     ends = config.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     main = spelled("eos_token")
-    ordered = [end for end in dict.fromkeys([main, *ends]) if isinstance(end, int) and 0 <= end < len(tokens)]
+    ordered = [end for end in dict.fromkeys([main, *ends]) if end is not None]
+    outside = next((end for end in ordered if not 0 <= end < len(tokens)), None)
+    if outside is not None:
+        raise CheckpointError(f"eos_token_id {outside} is outside the vocabulary of {len(tokens)} tokens")
     if len(ordered) > len(ENDS):
         reason = f"eos_token_id names {len(ordered)} tokens that end an answer, and at most {len(ENDS)} are read"
         raise UnsupportedFeatureError("tokenizer", [reason])
