@@ -30,6 +30,7 @@ REASONS = {
     "no-golden-for-family": "a tiny checkpoint of the family to ask for golden answers",
     "no-gpu": "an NVIDIA GPU",
     "no-madvise": "madvise with MADV_DONTNEED",
+    "no-malloc-trim": "a C library that gives memory back when it is told to, as glibc",
     "no-proc": "/proc",
     "no-pseudo-terminal": "pseudo-terminals",
     "no-read-only-folder": "a folder that nobody may write to, as /proc/self",
