@@ -56,6 +56,7 @@ def test_the_shortest_goldens_of_smollm2_come_back_on_the_reference_backend(smol
     assert_green(committed(smollm2, "reference", tmp_path, **few))
 
 
+@pytest.mark.full  # two minutes on two slow cores
 @pytest.mark.model
 @pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_native)])
 def test_the_committed_goldens_of_gemma3_270m_come_back(gemma3_270m: Path, tmp_path: Path, backend: str) -> None:
