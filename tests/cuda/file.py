@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 
 from tests.cuda.synthetic import Synthetic
+from tests.tiny import add_value
 
 VOCABULARY = Path(__file__).parents[1] / "oracles" / "llama.gguf"
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -32,7 +33,8 @@ def write(path: Path, shape: str, types: str) -> Path:
     checkpoint = Synthetic(*SHAPES[shape], types=TYPES[types], scale=scale)
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {**checkpoint.metadata, **vocabulary(SHAPES[shape][-1])}.items():
-        add(writer, key, value)
+        if key != "general.architecture":  # the writer's own
+            add_value(writer, key, value)
     for name, info in checkpoint.tensors.items():
         kind = gguf.GGMLQuantizationType[info.quant_type]
         if info.quant_type == "F32":
@@ -55,21 +57,6 @@ def vocabulary(size: int) -> Mapping[str, Any]:
     keys["tokenizer.ggml.tokens"] = tokens + [f"word{number}" for number in range(more)]
     keys["tokenizer.ggml.token_type"] = kinds + [1] * more
     return keys
-
-
-def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if key == "general.architecture":
-        return  # the writer's own
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 if __name__ == "__main__":

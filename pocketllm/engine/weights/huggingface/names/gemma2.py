@@ -1,12 +1,11 @@
 """Gemma2ForCausalLM: norms are stored without their 1; scores and logits are capped."""
 
-from pocketllm.engine.weights.huggingface.names.gemma3 import check_scale
+from pocketllm.engine.weights.huggingface.names.gemma3 import NORMS_AROUND, check_scale
 from pocketllm.engine.weights.huggingface.rules import (
     ATTENTION,
     FEED_FORWARD,
     Config,
     Mapped,
-    Rule,
     around,
     computed,
     decoder,
@@ -22,12 +21,6 @@ MODEL_TYPES = ("gemma2",)
 ARCHITECTURE = "gemma2"
 TIED = True
 """What a config.json without the word means."""
-NORMS = {
-    "input_layernorm": Rule("attn_norm"),
-    "post_attention_layernorm": Rule("post_attention_norm"),
-    "pre_feedforward_layernorm": Rule("ffn_norm"),
-    "post_feedforward_layernorm": Rule("post_ffw_norm"),
-}
 LAYERS_OF_27B = 46
 
 
@@ -42,5 +35,5 @@ def read(config: Config) -> Mapped:
         "attn_logit_softcapping": config.number("attn_logit_softcapping"),
         "final_logit_softcapping": config.number("final_logit_softcapping"),
     }
-    rules = around(plus_one) | layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
+    rules = around(plus_one) | layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS_AROUND, plus_one)))
     return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules)

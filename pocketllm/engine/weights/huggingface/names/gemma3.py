@@ -25,13 +25,13 @@ MODEL_TYPES = ("gemma3_text", "gemma3")
 ARCHITECTURE = "gemma3"
 TIED = True
 """What a config.json without the word means."""
-NORMS = {
+NORMS_AROUND = {
     "input_layernorm": Rule("attn_norm"),
     "post_attention_layernorm": Rule("post_attention_norm"),
     "pre_feedforward_layernorm": Rule("ffn_norm"),
     "post_feedforward_layernorm": Rule("post_ffw_norm"),
-    **HEAD_NORMS,
 }
+"""Before and after each half of a layer; Gemma 2 has the same."""
 IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 LAYERS_OF_27B = 62
 """The one size whose scores are divided by the root of hidden / heads: GGUF has no key for it, its family knows."""
@@ -49,7 +49,7 @@ def read(config: Config) -> Mapped:
         "attention.sliding_window_pattern": local_layers(config, config.count("sliding_window_pattern", 6)),
         "rope.freq_base_swa": _local_base(config),
     }
-    rules = layers(config, merged(ATTENTION, FEED_FORWARD, computed(NORMS, plus_one)))
+    rules = layers(config, merged(ATTENTION, FEED_FORWARD, computed(merged(NORMS_AROUND, HEAD_NORMS), plus_one)))
     return Mapped(
         decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), around(plus_one) | rules, ignored=IMAGES
     )
