@@ -14,12 +14,12 @@ def tokenizer(tiny_gguf: Path) -> Tokenizer:
         return Tokenizer.from_metadata(checkpoint.metadata)
 
 
-@pytest.mark.parametrize("is_drawn", [False, True])
+@pytest.mark.parametrize(("is_drawn", "in_flight"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize("width", [1, 8])
 def test_the_cost_of_a_step_without_a_model_is_measured_step_by_step(
-    tokenizer: Tokenizer, width: int, is_drawn: bool
+    tokenizer: Tokenizer, width: int, is_drawn: bool, in_flight: int
 ) -> None:
-    costs_s = step_costs_s(tokenizer, width, num_steps=20, is_drawn=is_drawn)
+    costs_s = step_costs_s(tokenizer, width, num_steps=20, is_drawn=is_drawn, max_steps_in_flight=in_flight)
 
     assert len(costs_s) == 20
     assert min(costs_s) > 0

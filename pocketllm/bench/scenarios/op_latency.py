@@ -73,8 +73,15 @@ class OpMeter:
         """Steps of the real loop over a model that answers at once."""
         from pocketllm.engine.lifecycle.null_model import step_costs_s
 
-        is_drawn = self.engine.backend.capability.max_steps_in_flight > 1
-        costs_s = step_costs_s(self.engine.tokenizer, width, LIFECYCLE_STEPS, is_drawn=is_drawn)
+        limits = self.engine.plan.limits
+        costs_s = step_costs_s(
+            self.engine.tokenizer,
+            width,
+            LIFECYCLE_STEPS,
+            # a backend whose steps may be in flight draws their tokens, one at a time as well
+            is_drawn=self.engine.backend.capability.max_steps_in_flight > 1 and not limits.keeps_prompt_ends,
+            max_steps_in_flight=limits.max_steps_in_flight,
+        )
         start = time.perf_counter_ns()
         ends = [start + round(1e9 * sum(costs_s[: index + 1])) for index in range(len(costs_s))]
         return as_sample(f"lifecycle step ×{width}", start, ends, 1)

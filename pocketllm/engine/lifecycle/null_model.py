@@ -79,10 +79,12 @@ class NullDrawer:
         return logits
 
 
-def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096, is_drawn: bool = False) -> EngineLoop:
+def null_loop(
+    tokenizer: Tokenizer, width: int, max_model_len: int = 4096, is_drawn: bool = False, max_steps_in_flight: int = 1
+) -> EngineLoop:
     """The real loop over a NullModel, with room for `width` requests of max_model_len tokens.
 
-    is_drawn: as over a backend that draws tokens itself, with a step in flight.
+    is_drawn: as over a backend that draws tokens itself. max_steps_in_flight: as `plan.Limits` has it.
     """
     limits = Limits(
         max_model_len=max_model_len,
@@ -94,7 +96,7 @@ def null_loop(tokenizer: Tokenizer, width: int, max_model_len: int = 4096, is_dr
         watermark=0.0,
         reserve=1.0,
         max_queued_requests=width,
-        max_steps_in_flight=2 if is_drawn else 1,
+        max_steps_in_flight=max_steps_in_flight,
     )
     model = NullModel(tokenizer.vocab_size, width)
     runner = Runner(lambda batch: model.forward(batch, None), model.logits, limits.block_size, lambda x, rows: x[rows])
@@ -109,19 +111,21 @@ def step_costs_s(
     num_steps: int = 500,
     params: SamplingParams | None = None,
     is_drawn: bool = False,
+    max_steps_in_flight: int = 1,
 ) -> list[float]:
     """Seconds of each of `num_steps` decode steps with `width` requests in them; the steps before are left out.
 
     params: how tokens are drawn, greedy when None; the answers are as long as the steps need, whatever it says.
-    is_drawn: see `null_loop`.
+    is_drawn, max_steps_in_flight: see `null_loop`.
     """
-    loop, events = null_loop(tokenizer, width, is_drawn=is_drawn), list[Event]()
+    loop = null_loop(tokenizer, width, is_drawn=is_drawn, max_steps_in_flight=max_steps_in_flight)
+    events: list[Event] = []
     drawn = replace(params or SamplingParams(temperature=0.0), max_tokens=WARM_STEPS + num_steps + 1, ignore_eos=True)
     for number in range(width):
         # prompts of their own, so that none waits for another's blocks
         prompt = [(number + place) % tokenizer.vocab_size for place in range(PROMPT_TOKENS)]
         loop.submit(Request(f"null-{number}", prompt, drawn), events.append)
-    for _ in range(WARM_STEPS + is_drawn):  # the first one tells nothing where it stays in flight
+    for _ in range(WARM_STEPS + max_steps_in_flight - 1):  # the first ones tell nothing where they stay in flight
         loop.step()
     costs_s = []
     for _ in range(num_steps):
