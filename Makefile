@@ -9,8 +9,10 @@ BUDGET ?= 150s
 BASE ?= ../base
 GATE ?= --scenario decode --input-len 64 --output-len 32 --margin 5% --budget 20m
 OUT ?= build/gate
-# More words for pytest, and for golden verify.
+# More words for pytest, and for golden verify. Tests run on every core, a file of them on one: a server or an engine that a
+# file's tests share is started once. PYTEST=-n0 runs them in one process, in order.
 PYTEST ?=
+WORKERS := -n auto --maxprocesses 8 --dist loadfile
 GOLDEN ?=
 export TORCH_INDEX
 
@@ -28,7 +30,7 @@ help:
 	@echo "make gate          is this checkout slower than the one in BASE? Both run interleaved, here and now"
 	@echo "make docs          regenerate the command page, the model pages and the picture"
 	@echo "Variables:   PYTHON=python3.12   VENV=.venv   BUDGET=150s   TORCH_INDEX=<address of PyTorch's CPU package index>"
-	@echo "             PYTEST=<words for pytest>   GOLDEN=<words for golden verify>   BASE=../base   GATE=<words for bench gate>"
+	@echo "             PYTEST=<words for pytest, such as -n0 for one process>   GOLDEN=<words for golden verify>   BASE=../base   GATE=<words for bench gate>"
 
 setup:
 	@$(PYTHON) .ci/setup.py --venv $(VENV)
@@ -52,7 +54,7 @@ check: setup-test
 test: setup-test check
 	@! command -v npm > /dev/null || npm ci --silent --prefix tests/served/clients || test -z "$$CI"
 	@$(BIN)/pocketllm models pull smollm2-135m || test -z "$$CI"
-	$(BIN)/pytest $(PYTEST)
+	$(BIN)/pytest $(WORKERS) $(PYTEST)
 
 test-full: setup-test
 	@$(BIN)/pocketllm models pull smollm2-135m

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from pocketllm.engine.backends.api.device import num_usable_cores
+
 pytest_plugins = ["pytester", "tests.accounting.skips", "tests.accounting.baseline"]
 
 # the same examples in every run, and no failure because the machine was busy
@@ -17,6 +19,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 ORACLES = Path(__file__).parent / "oracles"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: a worker for each core that this process may use."""
+    return num_usable_cores()
 
 
 @pytest.fixture(scope="session")

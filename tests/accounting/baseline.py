@@ -3,9 +3,11 @@
 `tests/baseline_failures.txt` has one test id a line; `#` begins a comment. Empty is the goal. A run whose failures are
 exactly listed ones ends with 0, and says so.
 
-A pytest plugin; `tests/conftest.py` loads it.
+A pytest plugin; `tests/conftest.py` loads it. Where pytest-xdist spreads the tests over workers, their controller
+judges: it hears what every worker collected and reports.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +71,10 @@ class Baseline:
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         self.seen.collected.add(item.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self.seen.collected.update(ids)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.seen.failed.add(report.nodeid)
@@ -99,4 +105,6 @@ class Baseline:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # a worker sees a share of the tests, and its exit code is nobody's
     config.pluginmanager.register(Baseline(config), "baseline-failures")

@@ -179,6 +179,44 @@ def test_a_part_of_the_tests_does_not_call_the_others_gone(pytester: pytest.Pyte
     assert run(pytester, "-x").ret == 0
 
 
+# -- over workers ------------------------------------------------------------------------------------------------------
+WORKERS = ("-p", "xdist", "-n2", "--dist", "loadfile")
+
+
+def test_what_workers_report_is_judged_once_by_the_process_that_all_report_to(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=FAILING, test_skips=SKIPPING)
+    listing = pytester.mkdir("tests") / "baseline_failures.txt"
+    listing.write_text(f"{BAD}\n{BROKEN}\ntest_it.py::test_gone\n")
+
+    gone = run(pytester, *WORKERS)
+    listing.write_text(f"{BAD}\n{BROKEN}\ntest_skips.py::test_marked\n")
+    green = run(pytester, *WORKERS)
+
+    assert (gone.ret, green.ret) == (1, 0)
+    gone.assert_outcomes(passed=2, failed=1, errors=1, skipped=3, xfailed=1)
+    about = [line for line in gone.outlines if "::" in line and "listed" in line]
+    assert about == [
+        "test_it.py::test_gone is listed and is no test: take it off the list",
+        f"{BAD} fails, as listed",
+        f"{BROKEN} fails, as listed",
+    ]
+    assert [line.split(":")[0] for line in gone.outlines if ": needs " in line] == [
+        "    2 model-not-cached",
+        "    1 no-proc",
+    ]
+
+
+def test_a_required_reason_fails_its_skips_on_workers_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        SKIPPING, test_absent="import pytest\npytest.importorskip('nothing_here', reason='missing-extra: it')"
+    )
+
+    result = run(pytester, *WORKERS, "--require=model-not-cached:smol", "--require=missing-extra")
+
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=2, errors=1, skipped=1, xfailed=1)
+
+
 IDS = st.frozensets(st.sampled_from("abcdef"))
 
 

@@ -242,7 +242,7 @@ def test_expressions_choices_and_grammars_take_what_they_say(
         (constraint.grammar, "start: start", "matches no"),
         (constraint.grammar, 'start: ""', "empty text"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value.__name__ if callable(value) else str(value)[:40],
 )
 def test_what_cannot_be_held_to_is_refused_with_its_reason(make: object, source: object, told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
