@@ -99,7 +99,7 @@ def test_the_test_job_runs_lint_and_every_test_and_allows_no_easy_skip() -> None
     assert "--require native-library-missing" in last
     assert [line.split()[0] for line in lint] == ["ruff", "ruff", "mypy", "lint-imports"]
     assert whole[:4] == lint
-    assert whole[-1].split() == ["pytest"]
+    assert whole[-1].split() == ["pytest", "-n", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
 
 
 def test_the_pages_pass_as_the_models_job_checks_them() -> None:
