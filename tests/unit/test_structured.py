@@ -261,10 +261,10 @@ def test_no_constraint_takes_long_to_refuse_or_to_compile() -> None:
         constraint.json_schema({"type": "string", "maxLength": 200_000}),
     ]
     for held in hard:
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         with suppress(RequestError):
             COMPILER.matcher(held).allowed()
-        assert time.perf_counter() - start_s < 5, held.kind
+        assert time.process_time() - start_s < 5, held.kind
 
 
 def test_what_takes_longer_than_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,10 +331,10 @@ def test_a_byte_token_must_spell_its_byte(token: str) -> None:
 def test_a_piece_as_long_as_the_file_is_no_work() -> None:
     tokens = list(SP["vocabulary"]["tokens"])
     tokens[SP["vocabulary"]["token_type"].index(1)] = "q" * 300_000
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     Tokenizer.from_metadata(sp_metadata(tokens=tokens))
 
-    assert time.perf_counter() - start_s < 2.0  # 10 s where every cut is tried
+    assert time.process_time() - start_s < 2.0  # 10 s where every cut is tried
 
 
 def test_scores_are_needed_where_they_decide() -> None:
