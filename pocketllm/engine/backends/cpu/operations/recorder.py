@@ -10,7 +10,6 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cpu.library import Engine, Program, Step
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, TOKENS, Append, Command, Value, address_of, fill
 
-
 ACTIVATIONS = ("int8", "int16", "float32")
 """In the order of native/kernels.h, `Activations`."""
 
