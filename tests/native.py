@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from pocketllm.engine.backends.cpu import library
+from pocketllm.engine.models.registry import find_family
+from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import UnsupportedFeatureError
 
 MISSING = f"its native library was not built: {library.REMEDY}"
@@ -48,6 +50,13 @@ def cpu_ops(threads: int = 1, **settings: Any) -> Any:
     from pocketllm.engine.backends.cpu.ops import CpuOps
 
     return CpuOps(threads, **settings)
+
+
+def family_ops(path: Path, threads: int = 1, **settings: Any) -> Any:
+    """CpuOps as the engine opens them for a checkpoint: with the activations that its family needs, unless said."""
+    with open_checkpoint(path) as checkpoint:
+        needed = find_family(checkpoint.architecture).capability.least_activations
+    return cpu_ops(threads, **{"activation_dtype": needed, **settings})
 
 
 def poison_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from pocketllm.cli.output import command, say, write_json
 if TYPE_CHECKING:
     from pocketllm.engine.backends.api.capability import BackendBid
     from pocketllm.engine.backends.api.device import DeviceFacts
+    from pocketllm.engine.models.contract import Checkpoint, ModelFamily
     from pocketllm.engine.options import EngineOptions
 
 CANNOT_RUN = 2
@@ -87,12 +88,32 @@ def check(
 # -- the report ------------------------------------------------------------------------------------------------------
 def report_on(options: "EngineOptions", with_model: bool) -> dict[str, Any]:
     """Machine, backends and, with a model, its plan or reasons; `runs` is the answer."""
-    from pocketllm.engine.backends.api.device import read_facts
-    from pocketllm.engine.backends.select import AUTO, bids, require_known
-    from pocketllm.engine.plan import backend_options
+    from pocketllm.engine.backends.select import require_known
+    from pocketllm.engine.models.registry import family_or_reason
+    from pocketllm.engine.weights.catalog import model_name, resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
 
     require_known(options.backend)
-    offers = bids(backend_options(options))
+    if not with_model:
+        return machine_report(options, None)[0]
+    path = resolve_model(options.model, say)
+    with open_checkpoint(path) as checkpoint:
+        family = family_or_reason(checkpoint.architecture)
+        report, offers = machine_report(options, family)
+        report["model"] = model_report(options, offers, family, checkpoint, model_name(path))
+    plan = report["model"]["plan"]
+    return report | {"backend": plan["backend"] if plan else report["backend"], "runs": plan is not None}
+
+
+def machine_report(
+    options: "EngineOptions", family: "ModelFamily | str | None"
+) -> tuple[dict[str, Any], "list[BackendBid]"]:
+    """Machine and backends, and the bids of those that are meant; family: of the model, which backends choose by."""
+    from pocketllm.engine.backends.api.device import read_facts
+    from pocketllm.engine.backends.select import AUTO, bids
+    from pocketllm.engine.plan import backend_options
+
+    offers = bids(backend_options(options, family))
     meant = [bid for bid in offers if options.backend in (AUTO, bid.name)]
     best = meant[0].name if meant[0].capability else None
     report: dict[str, Any] = {
@@ -101,11 +122,7 @@ def report_on(options: "EngineOptions", with_model: bool) -> dict[str, Any]:
         "backend": best,
         "runs": best is not None,
     }
-    if with_model:
-        report["model"] = model_report(options, meant)
-        plan = report["model"]["plan"]
-        report |= {"backend": plan["backend"] if plan else best, "runs": plan is not None}
-    return report
+    return report, meant
 
 
 def machine(facts: "DeviceFacts") -> dict[str, Any]:
@@ -149,28 +166,27 @@ def backend_report(bid: "BackendBid") -> dict[str, Any]:
     return report
 
 
-def model_report(options: "EngineOptions", offers: "list[BackendBid]") -> dict[str, Any]:
+def model_report(
+    options: "EngineOptions",
+    offers: "list[BackendBid]",
+    family: "ModelFamily | str",
+    checkpoint: "Checkpoint",
+    name: str,
+) -> dict[str, Any]:
     """A model's plan on the first of these backends that can run it, or every reason why none would."""
-    from pocketllm.engine.models.registry import family_or_reason
     from pocketllm.engine.plan import plan_first
-    from pocketllm.engine.weights.catalog import model_name, resolve_model
-    from pocketllm.engine.weights.checkpoint import open_checkpoint
     from pocketllm.errors import UnsupportedFeatureError
 
-    path = resolve_model(options.model, say)
-    name = model_name(path)
-    with open_checkpoint(path) as checkpoint:
-        report: dict[str, Any] = {"name": name, "architecture": checkpoint.architecture, "plan": None, "reasons": []}
-        family = family_or_reason(checkpoint.architecture)
-        if not any(bid.capability for bid in offers):
-            unmet = [family] if isinstance(family, str) else family.unmet(checkpoint)
-            report["reasons"] = [*unmet, *(f"backend {bid.name}: {bid.reason}" for bid in offers)]
-            return report
-        try:
-            plan, _ = plan_first(options, family, offers, checkpoint, model=name)
-            report["plan"] = plan.as_dict()
-        except UnsupportedFeatureError as error:
-            report["reasons"] = list(error.reasons)
+    report: dict[str, Any] = {"name": name, "architecture": checkpoint.architecture, "plan": None, "reasons": []}
+    if not any(bid.capability for bid in offers):
+        unmet = [family] if isinstance(family, str) else family.unmet(checkpoint)
+        report["reasons"] = [*unmet, *(f"backend {bid.name}: {bid.reason}" for bid in offers)]
+        return report
+    try:
+        plan, _ = plan_first(options, family, offers, checkpoint, model=name)
+        report["plan"] = plan.as_dict()
+    except UnsupportedFeatureError as error:
+        report["reasons"] = list(error.reasons)
     return report
 
 

@@ -54,8 +54,8 @@ ActivationDtype = Annotated[
     str | None,
     typer.Option(
         "--activation-dtype",
-        help="What rows are rounded to before a matrix multiplies them: int8, int16 or float32.",
-        show_default="the backend's own; int8 on cpu",
+        help="What rows are rounded to before a matrix multiplies them: int8, mixed, int16 or float32.",
+        show_default="the backend's own; on cpu the narrowest that the model can take",
         rich_help_panel=PANEL,
     ),
 ]

@@ -166,7 +166,7 @@ def plan_and_open(options: EngineOptions, checkpoint: Checkpoint, name: str) -> 
     Raises UnsupportedFeatureError with every reason when none can, before one is opened.
     """
     family = family_or_reason(checkpoint.architecture)
-    wishes = backend_options(options)
+    wishes = backend_options(options, family)
     plan, notes = plan_first(options, family, select.offers(options.backend, wishes), checkpoint, model=name)
     assert not isinstance(family, str)  # plan_first has refused
     backend = select.open_backend(plan.backend, wishes)

@@ -14,7 +14,7 @@ PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
 AUTO = "auto"
 """Asks for the best backend that can run."""
-ACTIVATION_DTYPES = ("int8", "int16", "float32")
+ACTIVATION_DTYPES = ("int8", "mixed", "int16", "float32")
 KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
 MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
@@ -57,7 +57,7 @@ class EngineOptions:
     threads: int | None = None
     """CPU threads; None: the cores this process may use."""
     activation_dtype: str | None = None
-    """What rows are rounded to before a matrix multiplies them, one of ACTIVATION_DTYPES; None: the backend's own."""
+    """What rows are rounded to before a matrix multiplies them, one of ACTIVATION_DTYPES; None: as the model needs."""
     kv_dtype: str | None = None
     """What cached keys and values are kept in, one of KV_DTYPES; None: the backend's own."""
     test_step_delay: float = 0.0

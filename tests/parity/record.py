@@ -16,8 +16,9 @@ a passing record to records/parity/, where it is reviewed and committed.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -110,7 +111,7 @@ class Recorder:
     @property
     def limits(self) -> Limits:
         used = {self.backend.capability.activation_dtype, self.backend.capability.kv_dtype}
-        return LIMITS["int8" if "int8" in used else "float32" if used == {"float32"} else "float16"]
+        return LIMITS["int8" if used & {"int8", "mixed"} else "float32" if used == {"float32"} else "float16"]
 
     def runs(self, path: Path) -> bool:
         """Whether the backend has the operations of a checkpoint's family; says so where it has not."""
@@ -135,24 +136,25 @@ def tiny_rows(to: Recorder, name: str) -> Iterator[dict[str, Any]]:
     yield from rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
 
 
-def quant_rows(to: Recorder, path: Path, quant_type: str) -> Iterator[dict[str, Any]]:
-    """A tiny checkpoint of one quant type, written to path, against transformers on weights decoded by others."""
+def write_quant_type(path: Path, quant_type: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating], str]:
+    """A tiny checkpoint of one quant type, written to path: ids, what transformers makes of them on weights that others
+    decode, and its release."""
     from tests.parity.random_blocks import write_packed, write_twin
     from tests.parity.transformers_oracle import load_llama, logits
 
     ids = np.random.RandomState(9).randint(0, 512, 48).astype(np.int64)
     oracle = logits(load_llama(write_twin(path.with_suffix(".twin"), quant_type, seed=9)), ids)
     write_packed(path, quant_type, seed=9)
-    yield from rows_in_all_ways(to, path, ids, oracle, version("transformers"))
+    return ids, oracle, version("transformers")
 
 
 def rows_in_all_ways(
     to: Recorder, path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], release: str
 ) -> Iterator[dict[str, Any]]:
-    """A row for each way of feeding the same tokens; where rounding may choose another expert is left out."""
+    """A row for each way of feeding the same tokens; where 8 bits may choose another expert is left out."""
     driver = Driver(path, ops=to.backend.ops)
     family, nmse = driver.checkpoint.architecture, to.limits.nmse
-    kept = np.ones(len(ids), bool) if to.limits is LIMITS["float32"] else decided(path, ids.tolist())
+    kept = decided(path, ids.tolist()) if to.limits is LIMITS["int8"] else np.ones(len(ids), bool)
     left_out = len(ids) - int(kept.sum())
     for way, size in WAYS.items():
         driver.reset()
@@ -310,7 +312,15 @@ def write_record(to: Recorder, path: Path, rows: Iterator[dict[str, Any]]) -> bo
     return passed
 
 
-def record_spec(to: Recorder, name: str) -> bool:
+def recorder_of(arguments: argparse.Namespace, path: Path) -> Recorder:
+    """The backend as the engine opens it for a checkpoint: with the activations that its family needs, unless said."""
+    with open_checkpoint(path) as checkpoint:
+        needed = find_family(checkpoint.architecture).capability.least_activations
+    options = BackendOptions(None, arguments.activation_dtype, arguments.kv_dtype, needed)
+    return Recorder(select_backend(arguments.backend, options), arguments.record_dir, arguments.keep)
+
+
+def record_spec(recorder: Callable[[Path], Recorder], name: str) -> bool:
     """A record of a tiny checkpoint that is not committed but made again from its seed."""
     from tests.parity import gemma4_oracle, glm5_next_oracle, recurrent_oracle, transformers_families
     from tests.parity.folded import write_folded
@@ -324,16 +334,19 @@ def record_spec(to: Recorder, name: str) -> bool:
             write_family(path, specs[name])
         else:
             write_folded(path, name.removeprefix("folded_"))
+        to = recorder(path)
         rows = rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
         return write_record(to, path, rows)
 
 
-def record_quant_type(to: Recorder, quant_type: str) -> bool:
+def record_quant_type(recorder: Callable[[Path], Recorder], quant_type: str) -> bool:
     """Make a checkpoint of this type, and a record of it."""
     with TemporaryDirectory() as work:
         path = Path(work) / f"random_{quant_type}.gguf"
-        rows = list(quant_rows(to, path, quant_type))  # the file must be there before the record describes it
-        return write_record(to, path, iter(rows))
+        ids, oracle, release = write_quant_type(path, quant_type)
+        to = recorder(path)
+        rows = rows_in_all_ways(to, path, ids, oracle, release)
+        return write_record(to, path, rows)
 
 
 def nll(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> float:
@@ -372,21 +385,24 @@ def main() -> int:
     parser.add_argument("--record-dir", type=Path)
     parser.add_argument("--keep", action="store_true", help="copy passing records to records/parity/")
     arguments = parser.parse_args()
-    options = BackendOptions(activation_dtype=arguments.activation_dtype, kv_dtype=arguments.kv_dtype)
-    to = Recorder(select_backend(arguments.backend, options), arguments.record_dir, arguments.keep)
+    recorder = cache(partial(recorder_of, arguments))
     match arguments.subject:
         case "tiny":
             wanted = [arguments.only] if arguments.only else [*TINY, *MADE]
             paths = {name: ORACLES / f"{name}.gguf" for name in TINY if name in wanted}
-            results = [write_record(to, path, tiny_rows(to, name)) for name, path in paths.items() if to.runs(path)]
-            results += [record_spec(to, name) for name in MADE if name in wanted]
+            results = [
+                write_record(recorder(path), path, tiny_rows(recorder(path), name))
+                for name, path in paths.items()
+                if recorder(path).runs(path)
+            ]
+            results += [record_spec(recorder, name) for name in MADE if name in wanted]
         case "quants":
-            quant_types = sorted(STORED & to.backend.capability.quant_types)
-            results = [record_quant_type(to, quant_type) for quant_type in quant_types]
+            known = select_backend(arguments.backend).capability.quant_types
+            results = [record_quant_type(recorder, quant_type) for quant_type in sorted(STORED & known)]
         case name:
             path = resolve_model(name, lambda line: print(line, file=sys.stderr))
-            rows = model_rows(to, name, path, arguments.llama_server, arguments.llama_server_note)
-            results = [write_record(to, path, rows)]
+            rows = model_rows(recorder(path), name, path, arguments.llama_server, arguments.llama_server_note)
+            results = [write_record(recorder(path), path, rows)]
     return 0 if all(results) else 1
 
 

@@ -67,7 +67,7 @@ def test_the_sanitizer_itself_sees_a_row_that_is_written_past_its_end(sanitized:
         "whole = ctypes.CDLL(str(library_path()))\n"
         "x, out = np.ones((1, 64), np.float32), np.empty(8, np.uint8)\n"
         "pointer = lambda array: ctypes.c_void_p(array.ctypes.data)\n"
-        "whole.pocketllm_quantize(b'portable', pointer(x), 1, 64, None, ctypes.c_float(0), pointer(out))\n"
+        "whole.pocketllm_quantize(b'portable', 0, pointer(x), 1, 64, None, ctypes.c_float(0), pointer(out))\n"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, env=sanitized, capture_output=True, text=True, check=False)

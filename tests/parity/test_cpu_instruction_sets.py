@@ -20,7 +20,7 @@ def logits(name: str, isa: str, activation_dtype: str) -> Float32Array:
     return driver.run([PROMPT], [*chunks(142, 142), *chunks(8, 1)])[0]
 
 
-@pytest.mark.parametrize("activation_dtype", ["int8", "float32"])
+@pytest.mark.parametrize("activation_dtype", ["int8", "mixed", "int16", "float32"])
 @pytest.mark.parametrize("name", ["q_Q4_1", "q_Q4_K", "q_Q6_K", "q_Q8_0", "llama"])
 def test_what_goes_by_one_numerics_version_has_the_same_bits(name: str, activation_dtype: str) -> None:
     if len(FUSED) < 2:

@@ -11,7 +11,7 @@ import pytest
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.models.families import qwen35
 from pocketllm.engine.weights.checkpoint import open_checkpoint
-from tests.native import cpu_ops
+from tests.native import family_ops
 from tests.parity.drive import Driver, chunks, nmse
 from tests.parity.folded import QUANT_TYPES, write_folded
 from tests.parity.test_families import Mistaken
@@ -37,15 +37,15 @@ def test_a_folded_checkpoint_computes_what_it_stands_for(quant_type: str, size: 
 @pytest.mark.parametrize("quant_type", QUANT_TYPES)
 @pytest.mark.parametrize(
     ("settings", "limit"),
-    [({"activation_dtype": "float32", "kv_dtype": "float32"}, TOLERANCE), ({}, 3e-3)],
-    ids=["float32", "int8"],
+    [({"activation_dtype": "float32", "kv_dtype": "float32"}, TOLERANCE), ({}, 1e-5)],
+    ids=["float32", "as the family needs"],
 )
 def test_the_native_backend_computes_it_too(
     quant_type: str, settings: dict[str, str], limit: float, tmp_path: Path
 ) -> None:
-    ops = cpu_ops(2, **settings)
+    path = write_folded(tmp_path / "x.gguf", quant_type)
 
-    assert run(write_folded(tmp_path / "x.gguf", quant_type), quant_type, 7, ops) <= limit
+    assert run(path, quant_type, 7, family_ops(path, 2, **settings)) <= limit
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

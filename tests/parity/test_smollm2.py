@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.compare import log_softmax
+from pocketllm.engine.text.tokenizer import Tokenizer
+from tests.native import cpu_ops, family_ops
+from tests.parity.compare import compare, in_pieces, log_softmax
 from tests.parity.drive import Driver, chunks
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -28,6 +30,18 @@ def test_its_likeliest_tokens_are_those_of_transformers(driver: Driver) -> None:
     clear = oracle["top_logprobs"][:, 0] - oracle["top_logprobs"][:, 1] > 1e-3
     assert clear.sum() > 60
     assert np.array_equal(ours.argmax(-1)[clear], oracle["top_ids"][clear, 0])
+
+
+def test_the_native_backends_activations_turn_over_at_most_2_of_100_likeliest_tokens(smollm2: Path) -> None:
+    text = (Path(__file__).parent / "alice.txt").read_text(encoding="utf-8")
+    narrow = Driver(smollm2, ops=family_ops(smollm2, 2))
+    ids = Tokenizer.from_metadata(narrow.checkpoint.metadata).encode(text)[:512]
+    exact = Driver(smollm2, ops=cpu_ops(2, activation_dtype="float32", kv_dtype="float32"))
+    [[got], [expected]] = (driver.run([ids], chunks(512, 256)) for driver in (narrow, exact))
+    difference = compare(in_pieces(got, expected))
+
+    assert difference.top1 >= 0.98
+    assert difference.kl <= 7e-4
 
 
 def test_prefill_in_chunks_and_decoding_beside_others_give_the_bits_of_one_prefill(driver: Driver) -> None:

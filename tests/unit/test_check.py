@@ -12,6 +12,7 @@ from pocketllm.cli.main import app
 from pocketllm.engine.backends.cpu import library
 from pocketllm.engine.backends.reference import device as reference
 from tests.native import MISSING, forget_library, needs_native, without_native
+from tests.parity.tiny_families import TinyFamily, write_family
 from tests.tiny import TinyLlama, write_llama
 
 
@@ -48,6 +49,21 @@ def test_dtypes_that_only_one_backend_has_choose_it(tiny_gguf: Path) -> None:
         in check(*model, "--activation-dtype", "float32", "--kv-dtype", "bfloat16").stdout
     )
     assert "backend reference has float32 only" not in check(*model, "--backend", "cpu").stdout
+
+
+@needs_native
+def test_activations_are_those_that_the_family_needs_unless_they_are_said(tiny_gguf: Path, tmp_path: Path) -> None:
+    routed = str(write_family(tmp_path / "routed.gguf", TinyFamily("qwen3moe")))
+
+    def said(model: str, *words: str) -> str:
+        return check("--backend", "cpu", "--model", model, *words).stdout
+
+    assert "activations mixed, cache float16" in said(str(tiny_gguf))
+    assert "activations int16, cache float16" in said(routed)
+    assert "activations int8, cache float16" in said(routed, "--activation-dtype", "int8")
+    assert "family qwen3moe needs activations of 16 bits" in said(routed, "--activation-dtype", "int8")
+    plan = json.loads(said(routed, "--json"))["model"]["plan"]
+    assert (plan["activation_dtype"], plan["numerics_version"].split("-", 3)[3]) == ("int16", "int16-float16")
 
 
 def test_without_the_native_library_the_reference_runs_and_the_reason_is_shown(

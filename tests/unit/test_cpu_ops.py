@@ -244,7 +244,7 @@ def load_q8(ops: Any, matrix: Array) -> Any:
 
 
 @pytest.mark.parametrize("name", ROWWISE)
-@pytest.mark.parametrize("activation_dtype", ["int8", "float32"])
+@pytest.mark.parametrize("activation_dtype", ["int8", "int16", "float32"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_row_has_the_same_bits_beside_any_neighbors(name: str, activation_dtype: str, data: st.DataObject) -> None:
@@ -336,10 +336,27 @@ def test_what_is_not_there_is_refused_before_it_is_read(ops: Any) -> None:
         ops.load_matrix(np.zeros(800, np.uint8), "F32", (10, 21))
 
 
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_mixed_activations_have_16_bits_before_wide_matrices_and_8_before_others(rows: int) -> None:
+    x, matrix = normal(rows, 96, seed=5), normal(48, 96, seed=6)
+
+    def products(activation_dtype: str, is_wide: bool) -> Any:
+        ops = cpu_ops(1, activation_dtype=activation_dtype)
+        return ops.project(x, Projection(load_q8(ops, matrix), is_wide=is_wide))[0]
+
+    narrow, wide = products("int8", False), products("int16", False)
+    assert not np.array_equal(narrow, wide)
+    assert np.array_equal(products("mixed", True), wide)
+    assert np.array_equal(products("mixed", False), narrow)
+    # what the user says holds for all
+    assert np.array_equal(products("int8", True), narrow)
+    assert np.array_equal(products("float32", True), products("float32", False))
+
+
 def test_unknown_settings_are_refused_with_those_there_are() -> None:
     with pytest.raises(OptionError, match="kv_dtype='float8' is none of float32, float16"):
         cpu_ops(1, kv_dtype="float8")
-    with pytest.raises(OptionError, match="activation_dtype='int4' is none of int8, float32"):
+    with pytest.raises(OptionError, match="activation_dtype='int4' is none of int8, mixed, int16, float32"):
         cpu_ops(1, activation_dtype="int4")
     with pytest.raises(OptionError, match=r"isa='sse9' is none of .*portable"):
         cpu_ops(1, isa="sse9")

@@ -53,7 +53,7 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),
         ({}, {"POCKETLLM_BLOCK_SIZE": "1.5"}, "", ["POCKETLLM_BLOCK_SIZE", "whole number"]),
         ({"kv_dtype": "fp8"}, {}, "", ["kv_dtype='fp8'", "flag", "float16, bfloat16, int8, float32"]),
-        ({}, {"POCKETLLM_ACTIVATION_DTYPE": "int4"}, "", ["activation_dtype='int4'", "int8, int16, float32"]),
+        ({}, {"POCKETLLM_ACTIVATION_DTYPE": "int4"}, "", ["activation_dtype='int4'", "int8, mixed, int16, float32"]),
         ({}, {"POCKETLLM_MODEL": " "}, "", ["model", "POCKETLLM_MODEL", "empty"]),
         ({}, {}, "[engine]\nreserve = 1.5\n", ["reserve=1.5", "pocketllm.toml"]),
         ({}, {}, "[engine]\nprefill_chunk = 1.5\n", ["pocketllm.toml", "prefill_chunk=1.5", "whole number"]),

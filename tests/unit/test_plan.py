@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
 from pocketllm.engine.models.contract import KVSpec, ModelCapability
 from pocketllm.engine.options import EngineOptions
-from pocketllm.engine.plan import make_plan, plan_first
+from pocketllm.engine.plan import backend_options, make_plan, plan_first
 from pocketllm.engine.plan.memory import Scratch, plan_memory
 from pocketllm.errors import UnsupportedFeatureError
 
@@ -294,6 +294,31 @@ def test_memory_that_cannot_be_read_refuses_nothing() -> None:
     made = plan(FakeFamily(context=1 << 20), capability=replace(CAPABILITY, memory_bytes=None))
 
     assert made.limits.max_model_len == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("capability", "needed"),
+    [
+        (ModelCapability(frozenset()), "int16"),
+        (ModelCapability(frozenset(), wide=frozenset({"output"})), "int16"),
+        (ModelCapability(frozenset(), activation_bits=8, wide=frozenset({"output"})), "mixed"),
+        (ModelCapability(frozenset(), activation_bits=8), "int8"),
+    ],
+)
+def test_a_backend_is_asked_for_the_activations_that_the_family_needs(capability: ModelCapability, needed: str) -> None:
+    wishes = backend_options(EngineOptions(), FakeFamily(capability=capability))  # type: ignore[arg-type]  # a fake
+
+    assert (wishes.activation_dtype, wishes.least_activations) == (None, needed)
+    assert backend_options(EngineOptions(), "no family").least_activations == "int8"
+
+
+@pytest.mark.parametrize(("asked", "is_noted"), [("int8", True), ("mixed", True), ("int16", False), (None, False)])
+def test_activations_narrower_than_the_family_needs_are_noted(asked: str | None, is_noted: bool) -> None:
+    note = f"family fake needs activations of 16 bits to pick what exact ones pick, not {asked}"
+    forgiving = FakeFamily(capability=ModelCapability(frozenset({"embed"}), activation_bits=8))
+
+    assert plan(activation_dtype=asked).notes == ((note,) if is_noted else ())
+    assert plan(forgiving, activation_dtype=asked).notes == ()
 
 
 def test_a_family_that_cannot_split_a_prompt_says_so() -> None:

@@ -5,7 +5,7 @@ a family adds to that, or does in another order, is in its own file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -275,11 +275,12 @@ def own_head(shape: DenseShape) -> Shapes:
 
 @dataclass(frozen=True)
 class Binder:
-    """Hands a checkpoint's tensors to a backend. eps: of its norms."""
+    """Hands a checkpoint's tensors to a backend. eps: of its norms; wide: see `ModelCapability.wide`."""
 
     checkpoint: Checkpoint
     ops: Ops
     eps: float
+    wide: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     def matrix(self, name: str) -> Weight:
         """A matrix by its full name."""
@@ -297,7 +298,11 @@ class Binder:
     def projection(self, name: str) -> Projection:
         """A matrix by its name without `.weight`, and its bias when the file has one."""
         bias = f"{name}.bias"
-        return Projection(self.matrix(f"{name}.weight"), self.vector(bias) if bias in self.checkpoint.tensors else None)
+        return Projection(
+            self.matrix(f"{name}.weight"),
+            self.vector(bias) if bias in self.checkpoint.tensors else None,
+            is_wide=name.rpartition(".")[2] in self.wide,
+        )
 
     def router(self, block: str) -> Projection:
         """What scores the experts of a block such as `blk.0.`: decoded where it is packed, as it is small.
@@ -331,7 +336,9 @@ class Binder:
 
     def head(self, embedding: Weight) -> Projection:
         """The head: the file's own, or the embedding where it is tied."""
-        return self.projection("output") if "output.weight" in self.checkpoint.tensors else Projection(embedding)
+        if "output.weight" in self.checkpoint.tensors:
+            return self.projection("output")
+        return Projection(embedding, is_wide="output" in self.wide)
 
     def experts(self, name: str) -> Weight:
         """Matrices of all experts by their name without `.weight`."""

@@ -203,8 +203,19 @@ class ModelCapability:
     max_num_seqs: int | None = None
     """Widest batch the family can run; None is no limit of its own."""
     supports_chunked_prefill: bool = True
+    activation_bits: int = 16
+    """Fewest bits that rows are rounded to before a matrix multiplies them, unless the user says otherwise. 8 only of a
+    family whose layers forgive it, as measured: routers pick others, and gates and states make errors larger (decision
+    32)."""
+    wide: frozenset[str] = frozenset()
+    """Of a family of 8 bits, matrices whose rows need 16, by the last part of their names; the head is `output`."""
     tables: frozenset[str] = frozenset()
     """Last parts of names of tensors of whole numbers, which the family reads itself."""
+
+    @property
+    def least_activations(self) -> str:
+        """The narrowest of a backend's activations that the family can take: int8, mixed or int16."""
+        return "int16" if self.activation_bits > 8 else "mixed" if self.wide else "int8"
 
     def ops_of(self, metadata: Mapping[str, Any]) -> frozenset[str]:
         """Names of `Ops` methods that the checkpoint of this header needs."""

@@ -101,9 +101,12 @@ class EnginePlan:
         return {**values, **limits, "notes": list(self.notes)}
 
 
-def backend_options(options: EngineOptions) -> BackendOptions:
-    """The part of the options that a backend answers for."""
-    return BackendOptions(options.threads, options.activation_dtype, options.kv_dtype)
+def backend_options(options: EngineOptions, family: ModelFamily | str | None = None) -> BackendOptions:
+    """The part of the options that a backend answers for, and what a model's family needs of it where it has one."""
+    wishes = BackendOptions(options.threads, options.activation_dtype, options.kv_dtype)
+    if family is None or isinstance(family, str):
+        return wishes
+    return replace(wishes, least_activations=family.capability.least_activations)
 
 
 def make_plan(
@@ -171,7 +174,13 @@ def make_plan(
         state_bytes=states + ends,
         scratch_bytes=scratch.of(memory.max_model_len),
         limits=limits,
-        notes=(*notes, *memory.notes, *width_notes(options, capability), *delay_notes(options)),
+        notes=(
+            *notes,
+            *memory.notes,
+            *activation_notes(options, family),
+            *width_notes(options, capability),
+            *delay_notes(options),
+        ),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
     )
@@ -271,6 +280,14 @@ def delay_notes(options: EngineOptions) -> list[str]:
     if not options.test_step_delay:
         return []
     return [f"SLOWED ON PURPOSE: test_step_delay makes every step {options.test_step_delay:.1%} longer"]
+
+
+def activation_notes(options: EngineOptions, family: ModelFamily) -> list[str]:
+    """What activations cost that the user asked for and the family would not."""
+    asked, bits = options.activation_dtype, family.capability.activation_bits
+    if asked not in ("int8", "mixed") or bits <= 8:
+        return []
+    return [f"family {family.architecture} needs activations of {bits} bits to pick what exact ones pick, not {asked}"]
 
 
 def width_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:

@@ -14,6 +14,8 @@ class BackendOptions:
     """What rows are rounded to before a matrix multiplies them."""
     kv_dtype: str | None = None
     """What cached keys and values are kept in."""
+    least_activations: str = "int8"
+    """What the model needs of a backend that has a choice, where the user says nothing: int8, mixed or int16."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ declared `batch_invariant_width`, and is bound once at load: there is no lookup 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -53,6 +53,8 @@ class Projection:
 
     weight: Weight
     bias: Tensor | None = None
+    is_wide: bool = field(default=False, kw_only=True)
+    """Whether rows that meet it keep 16 bits where `mixed` activations round others to 8."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ NAME = "cpu"
 RANK = 10
 ISA_VARIABLE = "POCKETLLM_CPU_ISA"
 """Names a lower instruction set than the best, to compare them."""
-ACTIVATION_DTYPE = "int8"
 KV_DTYPE = "float16"
 KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 INT8_SCALE_BYTES = 4
@@ -40,7 +39,8 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
     from pocketllm.engine.backends.cpu.ops import ACTIVATION_DTYPES, CpuOps, numerics_version
 
     isa = chosen_isa()
-    activation_dtype, kv_dtype = options.activation_dtype or ACTIVATION_DTYPE, options.kv_dtype or KV_DTYPE
+    activation_dtype = options.activation_dtype or options.least_activations
+    kv_dtype = options.kv_dtype or KV_DTYPE
     if activation_dtype not in ACTIVATION_DTYPES or kv_dtype not in KV_ELEMENT_BYTES:
         raise UnsupportedFeatureError(
             "backend cpu", [f"it has no activations in {activation_dtype} with a cache in {kv_dtype}"]

@@ -17,7 +17,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from pocketllm.errors import MachineError, OptionError, PocketLLMError, UnsupportedFeatureError
 
 PATH_VARIABLE = "POCKETLLM_CPU_LIBRARY"
-ABI_VERSION = 4
+ABI_VERSION = 5
 """kAbiVersion in native/runtime/abi.h."""
 NOTE = "native_build.txt"
 """What came of the build, beside the library."""

@@ -16,15 +16,16 @@ from pocketllm.engine.backends.cpu.matrices import Matrix
 from pocketllm.engine.backends.cpu.operations.compressed import CompressedOps
 from pocketllm.engine.backends.cpu.operations.latent import LatentOps
 from pocketllm.engine.backends.cpu.operations.mixture import MixtureOps
-from pocketllm.engine.backends.cpu.operations.recorder import Result, batch_of, rows_of, width_of
+from pocketllm.engine.backends.cpu.operations.recorder import ACTIVATIONS, Result, batch_of, rows_of, width_of
 from pocketllm.engine.backends.cpu.operations.recurrent import RecurrentOps
 from pocketllm.engine.backends.cpu.operations.selection import SelectionOps, selection_arguments
 from pocketllm.engine.backends.cpu.operations.streams import StreamOps
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, SYMBOLIC, Captured, Command, Float32Array, pointer
 from pocketllm.errors import OptionError
 
-ACTIVATION_DTYPES = ("int8", "float32")
-"""What rows become before they meet a quantized matrix: int8 with a scale and middle for each 32, or as they are."""
+ACTIVATION_DTYPES = ("int8", "mixed", "int16", "float32")
+"""What rows become before they meet a quantized matrix: integers with a scale and middle for each 32, or as they are.
+`mixed` is int16 for matrices that are wide (`Projection.is_wide`) and int8 for others."""
 ADD, SILU_MUL, GELU_MUL, SIGMOID_MUL, MUL = range(5)
 NUMERICS = 2
 """Raised whenever the same input may give other bits."""
@@ -53,7 +54,8 @@ class CpuOps(MixtureOps, LatentOps, SelectionOps, CompressedOps, RecurrentOps, S
         profile.start_if_asked(self.engine)
         self.isa = self.engine.isa
         self.numerics_version = numerics_version(self.isa, activation_dtype, kv_dtype)
-        self.is_exact = activation_dtype == "float32"
+        self.activations = ACTIVATIONS.index("int8" if activation_dtype == "mixed" else activation_dtype)
+        self.wide_activations = ACTIVATIONS.index("int16") if activation_dtype == "mixed" else self.activations
         self.kv_dtype = KV_DTYPES.index(kv_dtype)
         self.recorded: list[Command] | None = None
 

@@ -153,7 +153,7 @@ class Gemma2Family:
     """How a gemma2 header is read and its model built."""
 
     architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=DENSE_OPS | {"gelu_mul", "add"})
+    capability = ModelCapability(required_ops=DENSE_OPS | {"gelu_mul", "add"}, activation_bits=8)
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> SeveralCaches:
         return usable(read_shape, metadata, ARCHITECTURE).cache

@@ -103,7 +103,11 @@ class LlamaFamily:
     """How a llama header is read and its model built."""
 
     architecture = ARCHITECTURE
-    capability = ModelCapability(required_ops=DENSE_OPS | {"silu_mul"})
+    capability = ModelCapability(
+        required_ops=DENSE_OPS | {"silu_mul"},
+        activation_bits=8,
+        wide=frozenset({"attn_q", "attn_k", "attn_v", "output"}),
+    )
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
         return usable(read_dense_shape, metadata, ARCHITECTURE).kv
@@ -118,7 +122,7 @@ class LlamaFamily:
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> LlamaModel:
         shape = usable(partial(read_dense_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
-        bind = Binder(checkpoint, ops, shape.eps)
+        bind = Binder(checkpoint, ops, shape.eps, wide=self.capability.wide)
         embedding = bind.matrix("token_embd.weight")
         divisors = checkpoint.values("rope_freqs.weight") if "rope_freqs.weight" in checkpoint.tensors else None
         return LlamaModel(

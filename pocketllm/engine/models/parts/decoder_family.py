@@ -67,7 +67,7 @@ def plain_family(
     """A family that has nothing beside a plain decoder's sizes."""
     return DecoderFamily(
         architecture=architecture,
-        capability=ModelCapability(required_ops=required_ops),
+        capability=ModelCapability(required_ops=required_ops, activation_bits=8),
         neutral=NEUTRAL_KEYS,
         read_shape=read_dense_shape,
         dense=lambda shape: shape,

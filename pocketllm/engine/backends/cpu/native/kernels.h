@@ -128,20 +128,31 @@ struct DeltaRows {
 
 constexpr int delta_scratch_floats(int key_dim) { return 3 * padded_lanes(key_dim); }
 
-struct Kernels {
-    const char* name;  // avx512vnni, avx512, avxvnni, avx2, portable, neon
+// -- rows of activations ----------------------------------------------------------------------------------------------
+// What they become before they meet a quantized matrix. In the order of cpu/operations/recorder.py, `ACTIVATIONS`.
+enum class Activations : int32_t { kInt8, kInt16, kFloat32 };
 
-    // -- rows on their way into a matrix (kernels/quantize.*) ---------------------------------------------------------
-    // Bytes of one row of `cols` activations as `quantize` keeps it: for each 32 int8 values, scale, middle and sums.
-    size_t (*quantized_bytes)(int cols);
-    // rows [first, last) of x (leading dimension ld, floats) → out (quantized_bytes(cols) each, row 0 at out).
+// The way into a matrix and through it, of rows that become integers (matmul/).
+struct QuantizedRows {
+    // Bytes of one row of `cols` activations as `quantize` keeps it: for each 32 the integers, scale, middle and sums.
+    size_t (*bytes)(int cols);
+    // rows [first, last) of x (leading dimension ld, floats) → out (bytes(cols) each, row 0 at out).
     // norm: RMS-norm each row with this weight [cols] and eps on the way; null: as they are.
     void (*quantize)(const float* x, int64_t ld, int cols, int first, int last, const float* norm, float eps,
                      uint8_t* out);
-
-    // -- matrix products (kernels/matmul*) ----------------------------------------------------------------------------
     // Output rows of groups [first_group, last_group) for all `tokens` quantized rows.
     void (*matmul)(const Matrix& w, const uint8_t* x, int tokens, int first_group, int last_group, const Output& out);
+};
+
+struct Kernels {
+    const char* name;  // avx512vnni, avx512, avxvnni, avx2, portable, neon
+
+    // -- matrix products (matmul/) ------------------------------------------------------------------------------------
+    QuantizedRows int8, int16;
+    // null: rows meet matrices as they are
+    const QuantizedRows* rows_of(Activations kind) const {
+        return kind == Activations::kInt8 ? &int8 : kind == Activations::kInt16 ? &int16 : nullptr;
+    }
     // The same with float activations, exactly decoded weights (`--activation-dtype float32`, and float formats).
     void (*matmul_f32)(const Matrix& w, const float* x, int64_t ld, int tokens, int first_group, int last_group,
                        const Output& out);

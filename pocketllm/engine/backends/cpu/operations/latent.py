@@ -22,7 +22,7 @@ class LatentOps(Recorder):
         heads, width = len(weight.matrices), width_of(x)
 
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            arguments = (width, self.is_exact, weight.pointer(), heads, outputs[0])
+            arguments = (width, self.activations, weight.pointer(), heads, outputs[0])
             program.append("project_heads", self.engine.address, inputs[0], *arguments)
 
         return self.compute(append, (x,), (heads * weight.matrices[0].rows,))[0]

@@ -85,7 +85,7 @@ class MixtureOps(Projector):
         assert {len(m.matrices) for m in (experts.gate, experts.up, experts.down)} == {width_of(logits)}
 
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            arguments = (width, inputs[1], self.is_exact, plan, outputs[0])
+            arguments = (width, inputs[1], self.activations, plan, outputs[0])
             program.append("mixture", self.engine.address, inputs[0], *arguments)
 
         return self.compute(append, (x, logits), (width,), batch)[0]

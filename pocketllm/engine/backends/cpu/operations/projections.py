@@ -20,13 +20,16 @@ class Projector(Recorder):
         return self._project(x, (projection,), None, residual)[0]
 
     def _project(self, x: Any, projections: Sequence[Projection], norm: Norm | None, residual: Any) -> tuple[Any, ...]:
+        is_wide = any(projection.is_wide for projection in projections)
+        activations = self.wide_activations if is_wide else self.activations
+
         def append(program: Program, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             added = inputs[1] if residual is not None else None
             plans = (ProjectionPlan * len(projections))()
             for number, (projection, out) in enumerate(zip(projections, outputs, strict=True)):
                 plans[number] = ProjectionPlan(projection.weight.address, pointer(projection.bias), added, out)
             norm_arguments = (None, 0.0) if norm is None else (pointer(norm.weight), norm.eps)
-            arguments = (*norm_arguments, self.is_exact, len(projections), plans)
+            arguments = (*norm_arguments, activations, len(projections), plans)
             program.append("project", self.engine.address, rows_of(x), inputs[0], width_of(x), *arguments)
 
         inputs, in_place = ((x,), ()) if residual is None else ((x, residual), ((0, 1),))

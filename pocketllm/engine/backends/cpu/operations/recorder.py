@@ -10,6 +10,9 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cpu.library import Engine, Program, Step
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, TOKENS, Append, Command, Value, address_of, fill
 
+ACTIVATIONS = ("int8", "int16", "float32")
+"""In the order of native/kernels.h, `Activations`."""
+
 
 class Result(np.ndarray[Any, Any]):
     """Rows that an operation has just computed; `to_numpy` may hand the memory itself to the first who asks."""
@@ -21,8 +24,10 @@ class Recorder:
     """What the operations of one engine have in common: `compute` appends to what is recorded, or runs at once."""
 
     engine: Engine
-    is_exact: bool
-    """Whether rows meet quantized matrices as they are."""
+    activations: int
+    """What rows become before they meet quantized matrices, one of ACTIVATIONS by its place."""
+    wide_activations: int
+    """The same before those that are wide."""
     kv_dtype: int
     """What caches are kept in, by its place in `caches.KV_DTYPES`."""
     recorded: list[Command] | None = None

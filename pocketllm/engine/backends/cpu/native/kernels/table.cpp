@@ -11,9 +11,8 @@ namespace pocketllm::POCKETLLM_ISA {
 extern const Kernels kernels;
 const Kernels kernels = {
     POCKETLLM_ISA_NAME,
-    quantized_bytes,
-    quantize,
-    matmul,
+    {quantized_bytes<Int8Block>, quantize<Int8Block>, matmul<Int8Block>},
+    {quantized_bytes<Int16Block>, quantize<Int16Block>, matmul<Int16Block>},
     matmul_f32,
     decode_row,
     rms_norm,

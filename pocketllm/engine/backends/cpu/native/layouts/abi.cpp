@@ -20,6 +20,11 @@ const Kernels* kernels_of(const char* isa) {
     return find_kernels(isa, why);
 }
 
+const QuantizedRows* rows_of(const char* isa, int32_t activations) {
+    const Kernels* kernels = kernels_of(isa);
+    return kernels ? kernels->rows_of(static_cast<Activations>(activations)) : nullptr;
+}
+
 Matrix matrix_of(int32_t format, const uint8_t* groups, int32_t rows, int32_t cols) {
     return {format, rows, cols, group_bytes(format, cols), groups};
 }
@@ -50,25 +55,26 @@ int32_t pocketllm_decode_row(const char* isa, int32_t format, const uint8_t* gro
     return 1;
 }
 
-int64_t pocketllm_quantized_bytes(const char* isa, int32_t cols) {
-    const Kernels* kernels = kernels_of(isa);
-    return kernels && cols > 0 ? int64_t(kernels->quantized_bytes(cols)) : 0;
+int64_t pocketllm_quantized_bytes(const char* isa, int32_t activations, int32_t cols) {
+    const QuantizedRows* quantized = rows_of(isa, activations);
+    return quantized && cols > 0 ? int64_t(quantized->bytes(cols)) : 0;
 }
 
-int32_t pocketllm_quantize(const char* isa, const float* x, int32_t rows, int32_t cols, const float* norm, float eps,
-                           uint8_t* out) {
-    const Kernels* kernels = kernels_of(isa);
-    if (!kernels || cols <= 0) return 0;
-    kernels->quantize(x, cols, cols, 0, rows, norm, eps, out);
+int32_t pocketllm_quantize(const char* isa, int32_t activations, const float* x, int32_t rows, int32_t cols,
+                           const float* norm, float eps, uint8_t* out) {
+    const QuantizedRows* quantized = rows_of(isa, activations);
+    if (!quantized || cols <= 0) return 0;
+    quantized->quantize(x, cols, cols, 0, rows, norm, eps, out);
     return 1;
 }
 
-int32_t pocketllm_matmul(const char* isa, int32_t format, const uint8_t* groups, int32_t rows, int32_t cols,
-                         const uint8_t* x, int32_t tokens, const float* bias, const float* residual, float* y) {
-    const Kernels* kernels = kernels_of(isa);
-    if (!kernels || !holds(format, cols) || is_float_format(format)) return 0;
+int32_t pocketllm_matmul(const char* isa, int32_t activations, int32_t format, const uint8_t* groups, int32_t rows,
+                         int32_t cols, const uint8_t* x, int32_t tokens, const float* bias, const float* residual,
+                         float* y) {
+    const QuantizedRows* quantized = rows_of(isa, activations);
+    if (!quantized || !holds(format, cols) || is_float_format(format)) return 0;
     const Output out{y, rows, bias, residual, rows};
-    kernels->matmul(matrix_of(format, groups, rows, cols), x, tokens, 0, (rows + kGroupRows - 1) / kGroupRows, out);
+    quantized->matmul(matrix_of(format, groups, rows, cols), x, tokens, 0, (rows + kGroupRows - 1) / kGroupRows, out);
     return 1;
 }
 

@@ -20,16 +20,16 @@ POCKETLLM_KERNEL_API int32_t pocketllm_repack(int32_t format, const uint8_t* fil
                                               int32_t first_group, int32_t last_group, const int8_t* grid,
                                               uint8_t* groups);
 
-// kernels.h; isa: a name, null or empty for the best that this processor has.
+// kernels.h; isa: a name, null or empty for the best that this processor has. activations: `Activations`, not floats.
 POCKETLLM_KERNEL_API int32_t pocketllm_decode_row(const char* isa, int32_t format, const uint8_t* groups, int32_t rows,
                                                   int32_t cols, int32_t row, float* out);
-POCKETLLM_KERNEL_API int64_t pocketllm_quantized_bytes(const char* isa, int32_t cols);
-POCKETLLM_KERNEL_API int32_t pocketllm_quantize(const char* isa, const float* x, int32_t rows, int32_t cols,
-                                                const float* norm, float eps, uint8_t* out);
+POCKETLLM_KERNEL_API int64_t pocketllm_quantized_bytes(const char* isa, int32_t activations, int32_t cols);
+POCKETLLM_KERNEL_API int32_t pocketllm_quantize(const char* isa, int32_t activations, const float* x, int32_t rows,
+                                                int32_t cols, const float* norm, float eps, uint8_t* out);
 // y [tokens, rows] = x · wᵀ (+ bias [rows]) (+ residual [tokens, rows]). x: rows that `pocketllm_quantize` wrote
-POCKETLLM_KERNEL_API int32_t pocketllm_matmul(const char* isa, int32_t format, const uint8_t* groups, int32_t rows,
-                                              int32_t cols, const uint8_t* x, int32_t tokens, const float* bias,
-                                              const float* residual, float* y);
+POCKETLLM_KERNEL_API int32_t pocketllm_matmul(const char* isa, int32_t activations, int32_t format,
+                                              const uint8_t* groups, int32_t rows, int32_t cols, const uint8_t* x,
+                                              int32_t tokens, const float* bias, const float* residual, float* y);
 // The same of floats x [tokens, cols]
 POCKETLLM_KERNEL_API int32_t pocketllm_matmul_f32(const char* isa, int32_t format, const uint8_t* groups, int32_t rows,
                                                   int32_t cols, const float* x, int32_t tokens, const float* bias,

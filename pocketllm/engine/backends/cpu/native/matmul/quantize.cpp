@@ -5,8 +5,6 @@
 
 namespace pocketllm::POCKETLLM_ISA {
 
-size_t quantized_bytes(int cols) { return activation_blocks(cols) * sizeof(ActivationBlock); }
-
 namespace {
 
 struct Ints {
@@ -81,23 +79,38 @@ inline void store_bytes(const Ints& x, int8_t* to) {
 #endif
 }
 
-constexpr float kSmallest = 1e-30f;  // a block that spans less is its middle: 127 / x would leave the range of floats
+// Sixteen q into half a block's planes.
+void store_planes(const Ints& q, int half, Int8Block& out) { store_bytes(q, out.planes[0] + 16 * half); }
+
+void store_planes(const Ints& q, int half, Int16Block& out) {
+    Floats values;
+    for (int i = 0; i < kParts; ++i) values.part[i] = __builtin_convertvector(q.part[i], NativeFloats);
+    const Ints high = nearest(values, 0.0f, 1.0f / 255);  // never halfway between two: 255 is odd
+    Ints low;
+    for (int i = 0; i < kParts; ++i) low.part[i] = q.part[i] - 255 * high.part[i];
+    store_bytes(high, out.planes[0] + 16 * half);
+    store_bytes(low, out.planes[1] + 16 * half);
+}
+
+constexpr float kSmallest = 1e-30f;  // a block that spans less is its middle: 32512 / x would leave the range of floats
 
 // Sixteen values each.
-void quantize_block(const Floats& first, const Floats& second, ActivationBlock& out) {
+template <typename Block>
+void quantize_block(const Floats& first, const Floats& second, Block& block) {
+    BlockScales& out = block.scales;
     const Range range = range_of(first, second);
     const float middle = 0.5f * range.least + 0.5f * range.largest;  // no sum of finite values overflows so
-    // the middle may be rounded: of the two distances the larger, so that q stays within 127
+    // the middle may be rounded: of the two distances the larger, so that q stays within its range
     const float above = range.largest - middle, below = middle - range.least;
     const float reach = above > below ? above : below;
-    const float scale = reach > kSmallest ? 127.0f / reach : 0.0f;
+    const float scale = reach > kSmallest ? Block::kLargest / reach : 0.0f;
     int32_t sums[2];
     for (int half = 0; half < 2; half++) {
         const Ints q = nearest(half ? second : first, middle, scale);
-        store_bytes(q, out.q + 16 * half);
+        store_planes(q, half, block);
         sums[half] = fold_ints(q, [](NativeInts a, NativeInts b) { return a + b; });
     }
-    out.d = reach / 127.0f;
+    out.d = reach / Block::kLargest;
     out.z = middle;
     out.minus_sum = -(sums[0] + sums[1]);
     out.sum = static_cast<float>(sums[0] + sums[1]);
@@ -120,11 +133,12 @@ inline Floats values_at(const float* row, int cols, int col, const float* norm, 
 
 }  // namespace
 
+template <typename Block>
 void quantize(const float* x, int64_t ld, int cols, int first, int last, const float* norm, float eps, uint8_t* out) {
     const int blocks = activation_blocks(cols);
     for (int token = first; token < last; token++) {
         const float* row = x + ld * token;
-        auto* to = reinterpret_cast<ActivationBlock*>(out + quantized_bytes(cols) * token);
+        auto* to = reinterpret_cast<Block*>(out + quantized_bytes<Block>(cols) * token);
         const float scale = norm ? 1.0f / std::sqrt(sum_of_squares(row, cols) / static_cast<float>(cols) + eps) : 1.0f;
         for (int b = 0; b < blocks; b++) {
             const int col = 32 * b;
@@ -132,5 +146,8 @@ void quantize(const float* x, int64_t ld, int cols, int first, int last, const f
         }
     }
 }
+
+template void quantize<Int8Block>(const float*, int64_t, int, int, int, const float*, float, uint8_t*);
+template void quantize<Int16Block>(const float*, int64_t, int, int, int, const float*, float, uint8_t*);
 
 }  // namespace pocketllm::POCKETLLM_ISA

@@ -43,6 +43,8 @@ Selection selection_of(const void* rows, int32_t width) { return {static_cast<co
 
 Rows rows_of(int32_t rows) { return static_cast<Rows>(rows); }
 
+Activations activations_of(int32_t activations) { return static_cast<Activations>(activations); }
+
 // A matrix's groups, repacked by all threads.
 class Repacking : public Phases {
   public:
@@ -176,11 +178,11 @@ int32_t pocketllm_rms_norm(Program* program, int32_t rows, const float* x, int32
 }
 
 int32_t pocketllm_project(Program* program, Engine* engine, int32_t rows, const float* x, int32_t width,
-                          const float* norm, float eps, int32_t exact, int32_t count,
+                          const float* norm, float eps, int32_t activations, int32_t count,
                           const ProjectionPlan* projections) {
     return attempt([&] {
-        add_project(*program, *engine->kernels, rows_of(rows), buffer(x, width), norm, eps, exact != 0,
-                    {projections, projections + count});
+        add_project(*program, *engine->kernels, rows_of(rows), buffer(x, width), norm, eps,
+                    activations_of(activations), {projections, projections + count});
     });
 }
 
@@ -214,8 +216,10 @@ int32_t pocketllm_take(Program* program, const float* x, int32_t width, float* o
 }
 
 int32_t pocketllm_mixture(Program* program, Engine* engine, const float* x, int32_t width, const float* logits,
-                          int32_t exact, const MixturePlan* plan, float* out) {
-    return attempt([&] { add_mixture(*program, *engine->kernels, buffer(x, width), logits, exact != 0, *plan, out); });
+                          int32_t activations, const MixturePlan* plan, float* out) {
+    return attempt([&] {
+        add_mixture(*program, *engine->kernels, buffer(x, width), logits, activations_of(activations), *plan, out);
+    });
 }
 
 int32_t pocketllm_gate_rows(Program* program, const float* x, int32_t width, const float* gate, float* out) {
@@ -307,10 +311,11 @@ int32_t pocketllm_ngram_embed(Program* program, const Matrix* table, const NGram
     return attempt([&] { add_ngram_embed(*program, *table, *plan, *states, out); });
 }
 
-int32_t pocketllm_project_heads(Program* program, Engine* engine, const float* x, int32_t width, int32_t exact,
+int32_t pocketllm_project_heads(Program* program, Engine* engine, const float* x, int32_t width, int32_t activations,
                                 const Matrix* const* heads, int32_t num_heads, float* out) {
     return attempt([&] {
-        add_project_heads(*program, *engine->kernels, buffer(x, width), exact != 0, heads, num_heads, out);
+        add_project_heads(*program, *engine->kernels, buffer(x, width), activations_of(activations), heads, num_heads,
+                          out);
     });
 }
 

@@ -13,7 +13,7 @@
 #define POCKETLLM_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever a function below or `Step` changes its arguments.
-constexpr int32_t kAbiVersion = 4;
+constexpr int32_t kAbiVersion = 5;
 
 POCKETLLM_API int32_t pocketllm_abi_version();
 POCKETLLM_API const char* pocketllm_problem();
@@ -50,14 +50,15 @@ POCKETLLM_API pocketllm::Program* pocketllm_program_new(pocketllm::Engine* engin
 POCKETLLM_API void pocketllm_program_free(pocketllm::Program* program);
 POCKETLLM_API int32_t pocketllm_run(pocketllm::Program* program, const pocketllm::Step* step);
 
-// Each appends what it is called: runtime/phases/phases.h. rows: 0 tokens, 1 logit rows.
+// Each appends what it is called: runtime/phases/phases.h. rows: 0 tokens, 1 logit rows. activations: kernels.h,
+// `Activations`.
 POCKETLLM_API int32_t pocketllm_embed(pocketllm::Program* program, const pocketllm::Matrix* table, float scale,
                                       float* out);
 POCKETLLM_API int32_t pocketllm_rms_norm(pocketllm::Program* program, int32_t rows, const float* x, int32_t width,
                                          const float* weight, int32_t weight_width, float eps, float* out);
 POCKETLLM_API int32_t pocketllm_project(pocketllm::Program* program, pocketllm::Engine* engine, int32_t rows,
-                                        const float* x, int32_t width, const float* norm, float eps, int32_t exact,
-                                        int32_t count, const pocketllm::ProjectionPlan* projections);
+                                        const float* x, int32_t width, const float* norm, float eps,
+                                        int32_t activations, int32_t count, const pocketllm::ProjectionPlan* projections);
 POCKETLLM_API int32_t pocketllm_angles(pocketllm::Program* program, const float* inv_freq, int32_t pairs,
                                        float magnitude, float* out);
 POCKETLLM_API int32_t pocketllm_rope(pocketllm::Program* program, const float* x, int32_t width, const float* angles,
@@ -72,7 +73,7 @@ POCKETLLM_API int32_t pocketllm_elementwise(pocketllm::Program* program, int32_t
                                             int32_t width, const float* y, float* out);
 POCKETLLM_API int32_t pocketllm_take(pocketllm::Program* program, const float* x, int32_t width, float* out);
 POCKETLLM_API int32_t pocketllm_mixture(pocketllm::Program* program, pocketllm::Engine* engine, const float* x,
-                                        int32_t width, const float* logits, int32_t exact,
+                                        int32_t width, const float* logits, int32_t activations,
                                         const pocketllm::MixturePlan* plan, float* out);
 POCKETLLM_API int32_t pocketllm_gate_rows(pocketllm::Program* program, const float* x, int32_t width, const float* gate,
                                           float* out);
@@ -118,7 +119,7 @@ POCKETLLM_API int32_t pocketllm_ngram_embed(pocketllm::Program* program, const p
                                             const pocketllm::NGramPlan* plan, const pocketllm::StatePlan* states,
                                             float* out);
 POCKETLLM_API int32_t pocketllm_project_heads(pocketllm::Program* program, pocketllm::Engine* engine, const float* x,
-                                              int32_t width, int32_t exact, const pocketllm::Matrix* const* heads,
+                                              int32_t width, int32_t activations, const pocketllm::Matrix* const* heads,
                                               int32_t num_heads, float* out);
 POCKETLLM_API int32_t pocketllm_store_latent(pocketllm::Program* program, pocketllm::KvCache* cache, int32_t layer,
                                              const float* latent, int32_t width, const float* key);

@@ -20,8 +20,8 @@ inline int blocks_of(const Matrix& w, const Layout& layout) {
 
 // -- few rows ---------------------------------------------------------------------------------------------------------
 // One group and `count` rows of activations in a tile of `tokens`, from packed codes.
-template <typename W, int tokens>
-void direct_group(const Matrix& w, const FilledRows<tokens>& x, int first_token, int count, int group,
+template <typename W, typename Block, int tokens>
+void direct_group(const Matrix& w, const FilledRows<Block, tokens>& x, int first_token, int count, int group,
                   const Output& out) {
     constexpr Layout kLayout = W::kLayout;
     constexpr int kUnitBlocks = kLayout.unit_cols / 32;
@@ -55,17 +55,17 @@ void direct_group(const Matrix& w, const FilledRows<tokens>& x, int first_token,
     }
 }
 
-template <typename W, int tokens>
-void direct_groups(const Matrix& w, const Rows& rows, int first_token, int count, int first_group, int last_group,
-                   const Output& out) {
-    const FilledRows<tokens> x(rows, count);
+template <typename W, int tokens, typename Block>
+void direct_groups(const Matrix& w, const Rows<Block>& rows, int first_token, int count, int first_group,
+                   int last_group, const Output& out) {
+    const FilledRows<Block, tokens> x(rows, count);
     for (int group = first_group; group < last_group; group++) {
-        direct_group<W, tokens>(w, x, first_token, count, group, out);
+        direct_group<W>(w, x, first_token, count, group, out);
     }
 }
 
-template <typename W>
-void direct(const Matrix& w, const Rows& x, int first_token, int count, int first_group, int last_group,
+template <typename W, typename Block>
+void direct(const Matrix& w, const Rows<Block>& x, int first_token, int count, int first_group, int last_group,
             const Output& out) {
     if (count == 1) return direct_groups<W, 1>(w, x, first_token, count, first_group, last_group, out);
     if (count == 2) return direct_groups<W, 2>(w, x, first_token, count, first_group, last_group, out);
@@ -86,13 +86,13 @@ struct Panel {
     static constexpr int kScales = 32 / W::kScaleCols;
     static constexpr int kVectors = kTileVectors;
     static constexpr int kTokens = W::kScaleCols == 32 ? kTileTokens : kTileTokens16;
-    struct Block {
+    struct Unpacked {
         uint8_t codes[kVectors][kSteps][kPartBytes];
         float d[kVectors][kScales][kLanes];
         float m[kVectors][W::kMin ? kScales : 0][kLanes];
         float total[kVectors][kLanes];
     };
-    alignas(64) Block blocks[kPanelBlocks];
+    alignas(64) Unpacked blocks[kPanelBlocks];
 
     // Vector `v` becomes part `part` of a group's blocks [first, first + count).
     void unpack(int v, const uint8_t* group, int part, int first, int count) {
@@ -115,14 +115,14 @@ struct Panel {
     }
 
     // sums += the panel's product with `tokens` rows from block `first` on. sums: [tokens][kVectors * kLanes]
-    template <int tokens>
-    void multiply(const Rows& x, int first, int count, float* sums) const {
+    template <int tokens, typename Block>
+    void multiply(const Rows<Block>& x, int first, int count, float* sums) const {
         Floats acc[kVectors][tokens];
         POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
             POCKETLLM_UNROLL for (int v = 0; v < kVectors; v++) acc[v][t] = load(sums + kLanes * (kVectors * t + v));
         }
         for (int i = 0; i < count; i++) {
-            const Block& block = blocks[i];
+            const Unpacked& block = blocks[i];
             const auto scales_of = [&](int v) {
                 Scales scales;
                 for (int s = 0; s < kScales; s++) {
@@ -169,12 +169,12 @@ struct Upcoming {
 };
 
 // Vectors [vector, vector + kTileVectors) of rows, as far as there are any, and up to kPanelTokens rows of activations.
-template <typename W>
+template <typename W, typename Block>
 struct PanelRows {
     using P = Panel<W>;
     static constexpr int kRow = kLanes * P::kVectors;
     const Matrix& w;
-    const Rows& x;
+    const Rows<Block>& x;
     const Output& out;
     int first_token, tokens, vector, last_vector;
     P panel;
@@ -219,17 +219,17 @@ constexpr int even_share(int total, int most, int step) {
     return ((total + shares - 1) / shares + step - 1) / step * step;
 }
 
-template <typename W>
+template <typename W, typename Block>
 void product(const Matrix& w, const uint8_t* data, int tokens, int first_group, int last_group, const Output& out) {
-    const size_t stride = quantized_bytes(w.cols);
+    const size_t stride = quantized_bytes<Block>(w.cols);
     const int chunk = even_share(tokens, kPanelTokens, Panel<W>::kTokens);
     for (int first = 0; first < tokens; first += chunk) {
         const int count = std::min(chunk, tokens - first);
-        const Rows x{data + stride * first, stride};
+        const Rows<Block> x{data + stride * first, stride};
         if (count <= kDirectTokens) {
             direct<W>(w, x, first, count, first_group, last_group, out);
         } else {
-            PanelRows<W> rows{w, x, out, first, count, 0, last_group * kParts, {}, {}};
+            PanelRows<W, Block> rows{w, x, out, first, count, 0, last_group * kParts, {}, {}};
             for (int v = first_group * kParts; v < last_group * kParts; v += kTileVectors) {
                 rows.vector = v;
                 rows.run();

@@ -2,8 +2,8 @@
 //
 //   Σ w · (d · q + z) = d · Σ w q + z · Σ w
 //
-// Sums of integers are exact, and a row's floats are added up block after block: its bits do not depend on how many
-// rows a tile has, nor on where its codes come from.
+// and of two planes Σ w q = 255 · Σ w high + Σ w low. Sums of integers are exact, and a row's floats are added up block
+// after block: its bits do not depend on how many rows a tile has, nor on where its codes come from.
 #pragma once
 
 #include "matmul/activations.h"
@@ -12,34 +12,35 @@
 namespace pocketllm::POCKETLLM_ISA {
 
 // The rows of activations that a tile meets, one after another.
+template <typename B>
 struct Rows {
+    using Block = B;
     const uint8_t* data;
     size_t stride;
     Rows from(int row) const { return {data + stride * row, stride}; }
-    const ActivationBlock& at(int row, int block) const {
-        return reinterpret_cast<const ActivationBlock*>(data + stride * row)[block];
-    }
+    const Block& at(int row, int block) const { return reinterpret_cast<const Block*>(data + stride * row)[block]; }
 };
 
 // `tokens` rows of which the last is repeated where there are fewer.
-template <int tokens>
+template <typename B, int tokens>
 struct FilledRows {
-    const ActivationBlock* rows[tokens];
-    FilledRows(const Rows& x, int count) {
+    using Block = B;
+    const Block* rows[tokens];
+    FilledRows(const Rows<Block>& x, int count) {
         for (int t = 0; t < tokens; t++) rows[t] = &x.at(t < count ? t : count - 1, 0);
     }
-    const ActivationBlock& at(int row, int block) const { return rows[row][block]; }
+    const Block& at(int row, int block) const { return rows[row][block]; }
 };
 
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 template <typename W>
-inline int32_t minus_sum_of(const ActivationBlock& x, int scale) {
+inline int32_t minus_sum_of(const BlockScales& x, int scale) {
     return W::kScaleCols == 32 ? x.minus_sum : x.minus_sum_16[scale];
 }
 
 template <typename W>
-inline float sum_of(const ActivationBlock& x, int scale) {
+inline float sum_of(const BlockScales& x, int scale) {
     return W::kScaleCols == 32 ? x.sum : x.sum_16[scale];
 }
 
@@ -50,8 +51,8 @@ inline Ints first_sum(int32_t minus_sum) {
     return shift_left_by<log2_of(W::kOffset)>(all_ints(minus_sum));
 }
 
-// sums[v][t] += Σ code · q over steps [first, last). Rows of activations lie inside: no sum waits for another.
-template <typename W, int first, int last, int vectors, int tokens, typename Codes, typename X>
+// sums[v][t] += Σ code · plane over steps [first, last). Rows of activations lie inside: no sum waits for another.
+template <typename W, int first, int last, int plane, int vectors, int tokens, typename Codes, typename X>
 inline void add_steps(Ints (&sums)[vectors][tokens], const Codes& codes, const X& x, int block) {
     constexpr int kRun = run_steps(W::kLargest) < last - first ? run_steps(W::kLargest) : last - first;
     POCKETLLM_UNROLL for (int step = first; step < last; step += kRun) {
@@ -60,10 +61,33 @@ inline void add_steps(Ints (&sums)[vectors][tokens], const Codes& codes, const X
             POCKETLLM_UNROLL for (int i = 0; i < kRun; i++) w[v][i] = codes(v, step + i);
         }
         POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
-            const int8_t* q = x.at(t, block).q + 4 * step;
+            const int8_t* q = x.at(t, block).planes[plane] + 4 * step;
             POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) sums[v][t] = add_run<W::kWide>(sums[v][t], w[v], q);
         }
     }
+}
+
+// Σ code · q of a block's steps [first, last), less what the codes' offset adds.
+template <typename W, int s, int first, int last, int vectors, int tokens, typename Codes, typename X>
+inline void add_up(Ints (&sums)[vectors][tokens], const Codes& codes, const X& x, int block) {
+    constexpr bool kHasTwo = X::Block::kPlanes == 2;
+    if constexpr (kHasTwo) {
+        POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
+            POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) sums[v][t] = zero_ints();
+        }
+        add_steps<W, first, last, 0>(sums, codes, x, block);
+    }
+    POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
+        const Ints begin = first_sum<W>(minus_sum_of<W>(x.at(t, block).scales, s));
+        POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) {
+            if constexpr (kHasTwo) {
+                sums[v][t] = add_ints(sub_ints(shift_left_by<8>(sums[v][t]), sums[v][t]), begin);
+            } else {
+                sums[v][t] = begin;
+            }
+        }
+    }
+    add_steps<W, first, last, X::Block::kPlanes - 1>(sums, codes, x, block);
 }
 
 // The product with the columns of the block's scale number `s`, steps [first, last), added to those before it.
@@ -72,17 +96,13 @@ template <typename W, int s, int first, int last, int vectors, int tokens, typen
 inline void add_scaled(Floats (&products)[vectors][tokens], const Codes& codes, const ScalesOf& scales_of, const X& x,
                        int block) {
     Ints sums[vectors][tokens];
-    POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
-        const Ints begin = first_sum<W>(minus_sum_of<W>(x.at(t, block), s));
-        POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) sums[v][t] = begin;
-    }
-    add_steps<W, first, last>(sums, codes, x, block);
+    add_up<W, s, first, last>(sums, codes, x, block);
     POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) {
         const Scales scales = scales_of(v);
         POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
             const Floats sum = to_floats(sums[v][t]);
             Floats product = s == 0 ? mul(scales.d[s], sum) : fma(scales.d[s], sum, products[v][t]);
-            if (W::kMin) product = fma(scales.m[s], all(sum_of<W>(x.at(t, block), s)), product);
+            if (W::kMin) product = fma(scales.m[s], all(sum_of<W>(x.at(t, block).scales, s)), product);
             products[v][t] = product;
         }
     }
@@ -101,7 +121,7 @@ inline void add_block(Floats (&acc)[vectors][tokens], const Codes& codes, const 
         add_scaled<W, 1, 4, 8>(products, codes, scales_of, x, block);
     }
     POCKETLLM_UNROLL for (int t = 0; t < tokens; t++) {
-        const Floats d = all(x.at(t, block).d), z = all(x.at(t, block).z);
+        const Floats d = all(x.at(t, block).scales.d), z = all(x.at(t, block).scales.z);
         POCKETLLM_UNROLL for (int v = 0; v < vectors; v++) {
             acc[v][t] = fma(scales_of(v).total, z, fma(products[v][t], d, acc[v][t]));
         }

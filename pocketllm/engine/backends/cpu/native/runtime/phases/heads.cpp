@@ -11,16 +11,18 @@ namespace {
 // A head is a chunk: its rows are quantized by whoever multiplies them.
 class HeadsPhase : public Phase {
   public:
-    HeadsPhase(const Kernels& kernels, Buffer x, bool exact, const Matrix* const* heads, int num_heads, float* out)
+    HeadsPhase(const Kernels& kernels, Buffer x, Activations activations, const Matrix* const* heads, int num_heads,
+               float* out)
         : Phase(Kind::kMultiply),
           x_(x),
           heads_(heads),
           num_heads_(num_heads),
-          floats_(exact || is_float_format(heads[0]->format)),
-          row_bytes_(kernels.quantized_bytes(heads[0]->cols)),
+          quantized_(is_float_format(heads[0]->format) ? nullptr : kernels.rows_of(activations)),
           out_(out) {}
 
-    Room prepare(const Step& step, int) override { return {0, floats_ ? 0 : step.tokens() * row_bytes_}; }
+    Room prepare(const Step& step, int) override {
+        return {0, quantized_ ? step.tokens() * quantized_->bytes(heads_[0]->cols) : 0};
+    }
 
     int num_chunks(const Step& step, int) const override { return step.tokens() ? num_heads_ : 0; }
 
@@ -29,9 +31,9 @@ class HeadsPhase : public Phase {
         const int tokens = run.step.tokens(), groups = (w.rows + kGroupRows - 1) / kGroupRows;
         const float* x = x_.data + head * w.cols;
         const Output out{out_ + head * w.rows, int64_t(num_heads_) * w.rows, nullptr, nullptr, 0};
-        if (floats_) return run.kernels.matmul_f32(w, x, x_.width, tokens, 0, groups, out);
-        run.kernels.quantize(x, x_.width, w.cols, 0, tokens, nullptr, 0.0f, run.mine);
-        run.kernels.matmul(w, run.mine, tokens, 0, groups, out);
+        if (!quantized_) return run.kernels.matmul_f32(w, x, x_.width, tokens, 0, groups, out);
+        quantized_->quantize(x, x_.width, w.cols, 0, tokens, nullptr, 0.0f, run.mine);
+        quantized_->matmul(w, run.mine, tokens, 0, groups, out);
     }
 
     double bytes(const Step& step) const override {
@@ -46,20 +48,19 @@ class HeadsPhase : public Phase {
     const Buffer x_;
     const Matrix* const* const heads_;
     const int num_heads_;
-    const bool floats_;
-    const size_t row_bytes_;
+    const QuantizedRows* const quantized_;  // null: floats
     float* const out_;
 };
 
 }  // namespace
 
-void add_project_heads(Program& program, const Kernels& kernels, Buffer x, bool exact, const Matrix* const* heads,
-                       int num_heads, float* out) {
+void add_project_heads(Program& program, const Kernels& kernels, Buffer x, Activations activations,
+                       const Matrix* const* heads, int num_heads, float* out) {
     if (num_heads < 1 || num_heads > kMaxChunks || x.width != num_heads * heads[0]->cols) {
         throw Refusal("rows of " + std::to_string(x.width) + " are not those of " + std::to_string(num_heads) +
                       " heads");
     }
-    program.add(std::make_unique<HeadsPhase>(kernels, x, exact, heads, num_heads, out));
+    program.add(std::make_unique<HeadsPhase>(kernels, x, activations, heads, num_heads, out));
 }
 
 }  // namespace pocketllm

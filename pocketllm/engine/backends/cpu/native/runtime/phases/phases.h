@@ -45,13 +45,13 @@ void add_gate_rows(Program& program, Buffer x, const float* gate, float* out);
 void add_hadamard(Program& program, Rows rows, Buffer x, const float* signs, int block, bool inverse, float* out);
 
 // -- project.cpp
-// exact: float activations; otherwise int8, except for matrices of floats.
+// Matrices of floats meet floats, whatever the activations.
 void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps,
-                 bool exact, const std::vector<ProjectionPlan>& projections);
+                 Activations activations, const std::vector<ProjectionPlan>& projections);
 
 // Each head's part of a row through a matrix of its own. heads: [num_heads]; x: [tokens][num_heads * in]
-void add_project_heads(Program& program, const Kernels& kernels, Buffer x, bool exact, const Matrix* const* heads,
-                       int num_heads, float* out);
+void add_project_heads(Program& program, const Kernels& kernels, Buffer x, Activations activations,
+                       const Matrix* const* heads, int num_heads, float* out);
 
 // -- attend.cpp
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v);
@@ -179,7 +179,7 @@ struct MixturePlan {
     const float* expert_scale;  // api/ops.py, `ScaledExperts`: [num_experts], the gate a gelu; or null
 };
 // logits: the router's, [tokens][num_experts]; out: [tokens][x.width]
-void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, bool exact,
+void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, Activations activations,
                  const MixturePlan& plan, float* out);
 
 }  // namespace pocketllm

@@ -9,29 +9,30 @@ namespace pocketllm {
 
 namespace {
 
-// Where rows lie in the shared room on their way into the matrices: floats if any matrix wants those, then int8.
+// Where rows lie in the shared room on their way into the matrices: floats if any matrix wants those, then integers.
 struct Way {
     const Kernels& kernels;
     Rows rows;
     Buffer x;
     const float* norm;
     float eps;
-    bool floats, int8;
+    bool floats;
+    const QuantizedRows* quantized;  // null if no matrix wants them
 
-    size_t row_bytes() const { return kernels.quantized_bytes(x.width); }
+    size_t row_bytes() const { return quantized ? quantized->bytes(x.width) : x.width * sizeof(float); }
     // floats that are not normed are multiplied where they are
     bool copies_floats() const { return floats && norm; }
     size_t float_bytes(const Step& step) const {
         return copies_floats() ? (size_t(step.rows(rows)) * x.width * sizeof(float) + 63) / 64 * 64 : 0;
     }
     size_t shared_bytes(const Step& step) const {
-        return float_bytes(step) + (int8 ? step.rows(rows) * row_bytes() : 0);
+        return float_bytes(step) + (quantized ? step.rows(rows) * row_bytes() : 0);
     }
 };
 
 class QuantizePhase : public Phase {
   public:
-    explicit QuantizePhase(const Way& way) : Phase(way.int8 ? Kind::kQuantize : Kind::kNorm), way_(way) {}
+    explicit QuantizePhase(const Way& way) : Phase(way.quantized ? Kind::kQuantize : Kind::kNorm), way_(way) {}
 
     Room prepare(const Step& step, int) override { return {way_.shared_bytes(step), 0}; }
 
@@ -47,9 +48,9 @@ class QuantizePhase : public Phase {
             run.kernels.rms_norm(way_.x.data + at, last - first, width, way_.norm, way_.eps,
                                  reinterpret_cast<float*>(run.shared) + at);
         }
-        if (way_.int8) {
-            run.kernels.quantize(way_.x.data, width, width, first, last, way_.norm, way_.eps,
-                                 run.shared + way_.float_bytes(run.step));
+        if (way_.quantized) {
+            way_.quantized->quantize(way_.x.data, width, width, first, last, way_.norm, way_.eps,
+                                     run.shared + way_.float_bytes(run.step));
         }
     }
 
@@ -60,8 +61,8 @@ class QuantizePhase : public Phase {
 // All matrices of one call, as if they were one: chunks are cut by bytes, anywhere between two groups of rows.
 class MultiplyPhase : public Phase {
   public:
-    MultiplyPhase(const Way& way, bool exact, std::vector<ProjectionPlan> projections)
-        : Phase(Kind::kMultiply), way_(way), exact_(exact), projections_(std::move(projections)) {
+    MultiplyPhase(const Way& way, std::vector<ProjectionPlan> projections)
+        : Phase(Kind::kMultiply), way_(way), projections_(std::move(projections)) {
         for (const ProjectionPlan& projection : projections_) {
             total_bytes_ += int64_t(groups_of(projection)) * projection.weight->group_bytes;
             total_groups_ += groups_of(projection);
@@ -127,18 +128,17 @@ class MultiplyPhase : public Phase {
             if (first >= last) continue;
             const Output out{projection.out + int64_t(row) * w.rows, w.rows, projection.bias,
                              projection.residual ? projection.residual + int64_t(row) * w.rows : nullptr, w.rows};
-            if (exact_ || is_float_format(w.format)) {
+            if (!way_.quantized || is_float_format(w.format)) {
                 const float* x = way_.copies_floats() ? reinterpret_cast<const float*>(run.shared) : way_.x.data;
                 run.kernels.matmul_f32(w, x + int64_t(row) * way_.x.width, way_.x.width, count, first, last, out);
             } else {
                 const uint8_t* x = run.shared + way_.float_bytes(run.step) + row * way_.row_bytes();
-                run.kernels.matmul(w, x, count, first, last, out);
+                way_.quantized->matmul(w, x, count, first, last, out);
             }
         }
     }
 
     const Way way_;
-    const bool exact_;
     const std::vector<ProjectionPlan> projections_;
     int64_t total_bytes_ = 0, total_groups_ = 0;
 };
@@ -146,17 +146,22 @@ class MultiplyPhase : public Phase {
 }  // namespace
 
 void add_project(Program& program, const Kernels& kernels, Rows rows, Buffer x, const float* norm, float eps,
-                 bool exact, const std::vector<ProjectionPlan>& projections) {
-    Way way{kernels, rows, x, norm, eps, false, false};
+                 Activations activations, const std::vector<ProjectionPlan>& projections) {
+    const QuantizedRows* quantized = kernels.rows_of(activations);
+    Way way{kernels, rows, x, norm, eps, false, nullptr};
     for (const ProjectionPlan& projection : projections) {
         if (projection.weight->cols != x.width) {
             throw Refusal("a matrix of " + std::to_string(projection.weight->cols) + " columns cannot take rows of " +
                           std::to_string(x.width));
         }
-        (exact || is_float_format(projection.weight->format) ? way.floats : way.int8) = true;
+        if (quantized && !is_float_format(projection.weight->format)) {
+            way.quantized = quantized;
+        } else {
+            way.floats = true;
+        }
     }
-    if (way.int8 || way.copies_floats()) program.add(std::make_unique<QuantizePhase>(way));
-    program.add(std::make_unique<MultiplyPhase>(way, exact, projections));
+    if (way.quantized || way.copies_floats()) program.add(std::make_unique<QuantizePhase>(way));
+    program.add(std::make_unique<MultiplyPhase>(way, projections));
 }
 
 }  // namespace pocketllm

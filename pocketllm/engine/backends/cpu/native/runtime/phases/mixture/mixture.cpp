@@ -29,10 +29,10 @@ void gather(const Mixture& mixture, const Run& run, const Mixture::Places& place
     const int used = mixture.plan.num_used, width = mixture.x.width;
     const int32_t* slots = places.slot + token * used;
     const float* row = mixture.x.data + int64_t(token) * width;
-    if (mixture.opens_int8()) {
-        const size_t bytes = run.kernels.quantized_bytes(width);
+    if (mixture.opens_quantized()) {
+        const size_t bytes = mixture.quantized->bytes(width);
         uint8_t* first = places.quantized + slots[0] * bytes;
-        run.kernels.quantize(row, width, width, 0, 1, nullptr, 0.0f, first);
+        mixture.quantized->quantize(row, width, width, 0, 1, nullptr, 0.0f, first);
         for (int i = 1; i < used; ++i) std::memcpy(places.quantized + slots[i] * bytes, first, bytes);
     }
     if (!mixture.opens_floats()) return;
@@ -52,9 +52,9 @@ void gate(const Mixture& mixture, const Run& run, const Mixture::Places& places,
     } else {
         run.kernels.silu_mul(row, up, inner, row);
     }
-    if (!mixture.closes_int8()) return;
-    run.kernels.quantize(row, inner, inner, 0, 1, nullptr, 0.0f,
-                         places.gated + slot * run.kernels.quantized_bytes(inner));
+    if (!mixture.closes_quantized()) return;
+    mixture.quantized->quantize(row, inner, inner, 0, 1, nullptr, 0.0f,
+                                places.gated + slot * mixture.quantized->bytes(inner));
 }
 
 void sum(const Mixture& mixture, const Run&, const Mixture::Places& places, int token) {
@@ -152,7 +152,8 @@ class ExpertsPhase : public Phase {
                 run.kernels.matmul_f32(w, x + int64_t(slot) * w.cols, w.cols, count, begin, end, out);
             } else {
                 const uint8_t* x = opens_ ? places.quantized : places.gated;
-                run.kernels.matmul(w, x + slot * run.kernels.quantized_bytes(w.cols), count, begin, end, out);
+                const QuantizedRows& rows = *mixture_->quantized;
+                rows.matmul(w, x + slot * rows.bytes(w.cols), count, begin, end, out);
             }
         }
     }
@@ -183,11 +184,11 @@ void check(const MixturePlan& plan, const Buffer& x) {
 
 }  // namespace
 
-void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, bool exact,
+void add_mixture(Program& program, const Kernels& kernels, Buffer x, const float* logits, Activations activations,
                  const MixturePlan& plan, float* out) {
     check(plan, x);
     if (plan.routes) program.limits.input_ids = std::min<int64_t>(program.limits.input_ids, plan.num_routes);
-    const auto mixture = std::make_shared<Mixture>(Mixture{kernels, plan, x, logits, out, exact});
+    const auto mixture = std::make_shared<Mixture>(Mixture{plan, x, logits, out, kernels.rows_of(activations)});
     const auto add_rows = [&](bool of_slots, int64_t work, OnRow on_row) {
         program.add(std::make_unique<MixtureRows>(mixture, of_slots, work, on_row));
     };

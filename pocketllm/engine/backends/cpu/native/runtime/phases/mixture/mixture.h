@@ -28,26 +28,25 @@ class Parts {
 // What the phases of one mixture share. A token's row of rank r is entry token · num_used + r; entries stand in slots,
 // those of expert e in [begin[e], begin[e + 1]).
 struct Mixture {
-    const Kernels& kernels;
     const MixturePlan plan;
     const Buffer x;
     const float* const logits;
     float* const out;
-    const bool exact;
+    const QuantizedRows* const quantized;  // null: matrices meet floats
 
     struct Places {
         int32_t *chosen, *slot, *begin;  // [entries], [entries], [num_experts + 1]
         float* weights;                  // [entries]
         float *rows, *gate, *up, *made;  // [slots][in, inner, inner, out]
-        uint8_t *quantized, *gated;      // the same as int8, where a matrix wants it
+        uint8_t *quantized, *gated;      // the same as integers, where a matrix wants it
     };
 
     int inner() const { return plan.gate[0]->rows; }
     int entries(const Step& step) const { return step.tokens() * plan.num_used; }
-    bool takes_floats(const Matrix& w) const { return exact || is_float_format(w.format); }
+    bool takes_floats(const Matrix& w) const { return !quantized || is_float_format(w.format); }
     bool opens_floats() const { return takes_floats(*plan.gate[0]) || takes_floats(*plan.up[0]); }
-    bool opens_int8() const { return !takes_floats(*plan.gate[0]) || !takes_floats(*plan.up[0]); }
-    bool closes_int8() const { return !takes_floats(*plan.down[0]); }
+    bool opens_quantized() const { return !takes_floats(*plan.gate[0]) || !takes_floats(*plan.up[0]); }
+    bool closes_quantized() const { return !takes_floats(*plan.down[0]); }
 
     Places places(const Step& step, Parts parts, size_t* used = nullptr) const {
         const size_t n = entries(step);
@@ -60,8 +59,8 @@ struct Mixture {
         p.up = parts.take<float>(n * inner());
         p.made = parts.take<float>(n * x.width);
         p.rows = parts.take<float>(opens_floats() ? n * x.width : 0);
-        p.quantized = parts.take<uint8_t>(opens_int8() ? n * kernels.quantized_bytes(x.width) : 0);
-        p.gated = parts.take<uint8_t>(closes_int8() ? n * kernels.quantized_bytes(inner()) : 0);
+        p.quantized = parts.take<uint8_t>(opens_quantized() ? n * quantized->bytes(x.width) : 0);
+        p.gated = parts.take<uint8_t>(closes_quantized() ? n * quantized->bytes(inner()) : 0);
         if (used) *used = parts.used();
         return p;
     }
