@@ -22,8 +22,9 @@ from pocketllm.cli.output import command, say, write_json
 if TYPE_CHECKING:
     from pocketllm.engine.backends.api.capability import BackendBid
     from pocketllm.engine.backends.api.device import DeviceFacts
-    from pocketllm.engine.models.contract import Checkpoint, ModelFamily
+    from pocketllm.engine.models.contract import ModelFamily
     from pocketllm.engine.options import EngineOptions
+    from pocketllm.engine.weights.checkpoint import Checkpoint
 
 CANNOT_RUN = 2
 
