@@ -1,11 +1,13 @@
 """A whole model on the GPU: parity with the reference backend, and rates of the 8B shape.
 
-usage: python -m tests.cuda.model [check] [rates] [prefill] [profile] [types=Q4_K,Q6_K,Q6_K] [cases=1@0,8@325] [shape=…]
+usage: python -m tests.cuda.model [check] [rates] [prefill] [profile] [types=Q4_K,Q6_K,Q6_K] [cases=1@0,8@325]
+    [shape=…] [experts=128,8]   (the 30B mixture: shape=48,2048,768,32,4,128,151936)
 """
 
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,32 @@ import torch
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cuda.ops import CudaOps
+from pocketllm.engine.backends.cuda.packing import Packed
 from pocketllm.engine.backends.reference.ops import ReferenceOps
-from pocketllm.engine.models.families.llama import FAMILY
+from pocketllm.engine.models.families import llama, qwen3moe
 from tests.cuda.synthetic import Synthetic
 
 BLOCK = 16
 MIXES = (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1"), ("IQ2_XXS", "Q2_K", "Q5_K"))
+
+
+class Copying(CudaOps):
+    """Experts of one type and shape are loaded once and copied, in another order: every layer has memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[Any, list[Any]] = {}
+
+    def load_experts(self, data: Any, quant_type: str, shape: Any) -> Any:
+        made = self.made.setdefault((quant_type, shape), [])
+        made.append(made[0] if made else super().load_experts(data, quant_type, shape))
+        packed, turn = made[0].held, len(made) - 1
+
+        def turned(part: torch.Tensor) -> torch.Tensor:
+            return part if part.ndim == 1 else part.view(shape[0], -1).roll(turn, 0).view(part.shape)
+
+        parts = (turned(part) for part in (packed.words, packed.high, packed.scales, packed.shared))
+        return replace(made[0], held=Packed(packed.layout, packed.rows, packed.cols, *parts))
 
 
 class Session:
@@ -26,7 +48,8 @@ class Session:
 
     def __init__(self, checkpoint: Any, ops: Any, sequences: int, length: int) -> None:
         self.ops, self.blocks = ops, -(-length // BLOCK)
-        self.model: Any = FAMILY.load(checkpoint, ops, length)
+        family = {"llama": llama, "qwen3moe": qwen3moe}[checkpoint.metadata["general.architecture"]].FAMILY
+        self.model: Any = family.load(checkpoint, ops, length)
         spec = self.model.kv_spec
         cache = ops.new_kv_cache(
             spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, sequences * self.blocks, BLOCK
@@ -112,7 +135,9 @@ def rates() -> None:
     start = time.perf_counter()
     most, more, head = option("types", "Q4_K,Q6_K,Q6_K").split(",")
     shape: Any = [int(size) for size in option("shape", "32,4096,14336,32,8,128,128256").split(",")]
-    session = Session(Synthetic(*shape, types=(most, more, head)), CudaOps(), 32, 4608)
+    asked = option("experts", "")
+    experts: Any = tuple(int(number) for number in asked.split(",")) if asked else None
+    session = Session(Synthetic(*shape, types=(most, more, head), experts=experts), Copying(), 32, 4608)
     torch.cuda.synchronize()
     print(f"loaded in {time.perf_counter() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.2f} GiB", flush=True)
     ids = np.random.default_rng(0).integers(0, shape[-1], 8192).tolist()

@@ -28,22 +28,31 @@ class TensorInfo:
 
 
 class Synthetic:
-    """A llama checkpoint; types: of the token table, most matrices, v and down where Q4_K_M spends more, the head."""
+    """A llama checkpoint; types: of the token table, most matrices, v and down where Q4_K_M spends more, the head.
+
+    experts: how many, and how many a token uses, of `inner` each: then it is a qwen3moe one.
+    """
 
     def __init__(
         self, layers: int, hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int, vocab: int,
-        types: tuple[str, str, str], scale: float = 0.002,
+        types: tuple[str, str, str], scale: float = 0.002, experts: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         most, more, head = types
+        family = "llama" if experts is None else "qwen3moe"
         self._scale = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
         self._random = np.random.default_rng(0)
         self._pools: dict[str, npt.NDArray[np.uint8]] = {}
+        self._experts: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.uint8]] = {}
+        keys: dict[str, Any] = {
+            "block_count": layers, "context_length": 8192, "embedding_length": hidden, "feed_forward_length": inner,
+            "attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": head_dim,
+            "attention.value_length": head_dim, "rope.dimension_count": head_dim, "rope.freq_base": 500000.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+        }  # fmt: skip
+        if experts is not None:
+            keys |= {"expert_count": experts[0], "expert_used_count": experts[1], "expert_feed_forward_length": inner}
         self.metadata: Mapping[str, Any] = {
-            "general.architecture": "llama", "llama.block_count": layers, "llama.context_length": 8192,
-            "llama.embedding_length": hidden, "llama.feed_forward_length": inner, "llama.attention.head_count": heads,
-            "llama.attention.head_count_kv": kv_heads, "llama.attention.key_length": head_dim,
-            "llama.attention.value_length": head_dim, "llama.rope.dimension_count": head_dim,
-            "llama.rope.freq_base": 500000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+            "general.architecture": family, **{f"{family}.{key}": value for key, value in keys.items()}
         }  # fmt: skip
         self.tensors: dict[str, TensorInfo] = {}
         self._add("token_embd.weight", most, vocab, hidden)
@@ -58,9 +67,15 @@ class Synthetic:
             self._add(f"{block}attn_k.weight", most, kv_heads * head_dim, hidden)
             self._add(f"{block}attn_v.weight", more if is_more else most, kv_heads * head_dim, hidden)
             self._add(f"{block}attn_output.weight", most, hidden, heads * head_dim)
-            self._add(f"{block}ffn_gate.weight", most, inner, hidden)
-            self._add(f"{block}ffn_up.weight", most, inner, hidden)
-            self._add(f"{block}ffn_down.weight", more if is_more else most, hidden, inner)
+            suffix, several = "", ()
+            if experts is not None:
+                suffix, several = "_exps", experts[:1]
+                self._add(f"{block}ffn_gate_inp.weight", "F32", experts[0], hidden)
+                self._add(f"{block}attn_q_norm.weight", "F32", head_dim)
+                self._add(f"{block}attn_k_norm.weight", "F32", head_dim)
+            self._add(f"{block}ffn_gate{suffix}.weight", most, *several, inner, hidden)
+            self._add(f"{block}ffn_up{suffix}.weight", most, *several, inner, hidden)
+            self._add(f"{block}ffn_down{suffix}.weight", more if is_more else most, *several, hidden, inner)
 
     def _add(self, name: str, quant_type: str, *shape: int) -> None:
         self.tensors[name] = TensorInfo(name, quant_type, shape)
@@ -68,9 +83,24 @@ class Synthetic:
     def values(self, name: str) -> npt.NDArray[np.float32]:
         return np.ones(self.tensors[name].shape, np.float32)
 
+    def router(self, name: str) -> npt.NDArray[np.uint8]:
+        """Numbers that tell experts apart, the same whenever they are asked for."""
+        random, shape = np.random.default_rng(len(name) + sum(name.encode())), self.tensors[name].shape
+        return (random.standard_normal(shape).astype(np.float32) / 16).view(np.uint8).reshape(-1)
+
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Blocks from a pool of 65536, again and again from another place."""
+        """Blocks from a pool of 65536, again and again from another place; experts of a type are the same in layers."""
         info = self.tensors[name]
+        if info.quant_type == "F32":
+            return self.router(name)
+        key = info.quant_type, info.shape
+        if len(info.shape) < 3:
+            return self._blocks(info)
+        if key not in self._experts:
+            self._experts[key] = self._blocks(info)
+        return self._experts[key]
+
+    def _blocks(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         kind = BY_NAME[info.quant_type]
         count = prod(info.shape) // kind.block_elements
         if info.quant_type not in self._pools:

@@ -75,6 +75,36 @@ def load(data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int], d
     return Matrix(Packed(layout, rows, cols, *whole))
 
 
+@dataclass(frozen=True)
+class ExpertMatrices:
+    """What `load_experts` hands out: [experts, rows, cols], one matrix under another."""
+
+    held: Packed | Plain
+    """Packed, each matrix is filled up to whole tiles."""
+    experts: int
+    rows: int
+    cols: int
+
+    @property
+    def packed(self) -> Packed:
+        """What is held, where that is packed."""
+        assert isinstance(self.held, Packed)
+        return self.held
+
+
+def load_experts(
+    data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int], device: torch.device
+) -> ExpertMatrices:
+    """`load` for a matrix of each expert. shape: (experts, rows, cols)."""
+    experts, rows, cols = shape
+    short = 0 if quant_type in PLAIN else -rows % TILE_ROWS
+    parts = data.reshape(experts, rows, -1)
+    if short:
+        parts = np.pad(parts, ((0, 0), (0, short), (0, 0)))
+    held = load(parts, quant_type, (experts * (rows + short), cols), device).held
+    return ExpertMatrices(held, experts, rows, cols)
+
+
 def allocate(part: Tensor, rows: int, all_rows: int) -> Tensor:
     """Room for a part of all rows, given that of some; what has no rows stays as it is."""
     return part if part.ndim == 1 else part.new_empty(all_rows * len(part) // rows, *part.shape[1:])

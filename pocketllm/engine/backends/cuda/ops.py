@@ -15,21 +15,24 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
-from pocketllm.engine.backends.cuda.batch import DeviceBatch, to_device, upload
 from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
-from pocketllm.engine.backends.cuda.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
-from pocketllm.engine.backends.cuda.matrices import Matrix, Plain
+from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
+from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
+from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
+from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch, to_device, upload
+from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 
 SILU, GELU = 1, 2
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-Rows = Tensor | Gated | Heads | Attended | Sum | Part
+Rows = Tensor | Gated | Heads | Attended | Sum | Part | Normed | Mixed
 
 
 class CudaOps:
@@ -39,6 +42,7 @@ class CudaOps:
         self._device = torch.device(device)
         self._kv_dtype = KV_DTYPES[kv_dtype]
         self._products = Products(self._device)
+        self._mixtures = Mixtures(self._products)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
         # an engine that is let go takes its cache and graphs with it
         self._captured: WeakSet[Captured] = WeakSet()
@@ -51,6 +55,10 @@ class CudaOps:
     def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Matrix:
         """Copy and repack a matrix on the device."""
         return matrices.load(data, quant_type, shape, self._device)
+
+    def load_experts(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int]) -> ExpertMatrices:
+        """Copy and repack the matrices on the device."""
+        return matrices.load_experts(data, quant_type, shape, self._device)
 
     def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
         """A copy: the file may be closed or changed later."""
@@ -85,16 +93,12 @@ class CudaOps:
         return out
 
     def rms_norm(self, x: Rows, norm: Norm) -> Rows:
-        width = len(norm.weight)
-        rows = written(x)
-        if width < rows.shape[1]:
-            return Heads(rows, width, norm)
-        out = torch.empty(rows.shape, dtype=torch.float32, device=self._device)
-        write_rows(out, rows, weight=norm.weight, eps=norm.eps)
-        return out
+        return Normed(x, norm) if isinstance(x, Sum) else normed(written(x), norm)
 
     def project(self, x: Rows, *projections: Projection, norm: Norm | None = None) -> tuple[Tensor | Part, ...]:
         """Norm, gate and rounding in one kernel, then one for all matrices of one layout."""
+        if isinstance(x, Normed) and norm is None and len(x.norm.weight) == projections[0].weight.cols:
+            norm, x = x.norm, x.x
         operand = x if isinstance(x, Gated | Attended | Sum) else written(x)
         graph = next((c.last[1] for c in self._captured if c.last is not None and c.last[0] is x), None)
         if graph is None or norm is not None:
@@ -168,7 +172,25 @@ class CudaOps:
     def gelu_mul(self, gate: Rows, up: Rows) -> Gated:
         return Gated(part_of(gate), part_of(up), GELU)
 
-    def add(self, x: Rows, y: Rows) -> Tensor:
+    def mixture(self, x: Rows, experts: Experts) -> Tensor | Mixed:
+        return self._mixture(x, experts, Ends())
+
+    def bounded_mixture(self, x: Rows, experts: BoundedExperts) -> Tensor | Mixed:
+        biases = experts.gate_bias, experts.up_bias, experts.down_bias
+        return self._mixture(x, experts.experts, Ends(BOUNDED, experts.slope, experts.limit, *biases))
+
+    def scaled_mixture(self, x: Rows, routed_by: Rows, experts: ScaledExperts) -> Tensor | Mixed:
+        return self._mixture(x, experts.experts, Ends(GELU, scale=experts.scale), routed_by)
+
+    def _mixture(self, x: Rows, experts: Experts, ends: Ends, routed_by: Rows | None = None) -> Tensor | Mixed:
+        """In decode steps the last product is put off: what it is added to may be all that anyone reads."""
+        router = None if routed_by is None else to_route(routed_by)
+        mixed = self._mixtures.mixture(to_route(x), experts, ends, router)
+        return mixed if self._products.is_decode else mixed.written()
+
+    def add(self, x: Rows, y: Rows) -> Tensor | Sum:
+        if isinstance(y, Mixed):
+            return MixedSum(y, written(x))
         return written(x) + written(y)
 
     def take(self, x: Rows, rows: npt.NDArray[np.int32] | Tensor | None) -> Tensor:
@@ -233,6 +255,21 @@ def may_take(q: Heads, k: Heads) -> bool:
     return q.constants() == k.constants() and q.angles is k.angles
 
 
+def normed(x: Tensor, norm: Norm) -> Tensor | Heads:
+    """Whole rows, or heads of them, which are normed where they are read."""
+    width = len(norm.weight)
+    if width < x.shape[1]:
+        return Heads(x, width, norm)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    write_rows(out, x, weight=norm.weight, eps=norm.eps)
+    return out
+
+
+def to_route(x: Rows) -> Tensor | Normed:
+    """Rows of a mixture: as a tensor, or to be normed still."""
+    return x if isinstance(x, Normed) else written(x)
+
+
 def part_of(x: Rows) -> Tensor | Part:
     """A factor of a gate: put off still, or as a tensor."""
     return x if isinstance(x, Part) else written(x)
@@ -240,8 +277,10 @@ def part_of(x: Rows) -> Tensor | Part:
 
 def written(x: Rows) -> Tensor:
     """Rows as a tensor."""
-    if isinstance(x, Heads | Sum | Part):
+    if isinstance(x, Heads | Sum | Part | Mixed):
         return x.written()
+    if isinstance(x, Normed):
+        return written(normed(x.x.written(), x.norm))
     if isinstance(x, Attended):
         return x.x
     if isinstance(x, Gated):

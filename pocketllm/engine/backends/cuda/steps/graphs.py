@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.drawing import Drawer
-from pocketllm.engine.backends.cuda.batch import (
+from pocketllm.engine.backends.cuda.steps.batch import (
     TILE_QUERIES,
     DeviceBatch,
     Sizes,

@@ -1,0 +1,1 @@
+"""Mixtures of experts: their routes, their kernels, and what launches those."""

@@ -1,0 +1,369 @@
+"""Rows times matrices of their experts, packed: one row's experts each by itself, several rows by items of one expert.
+
+What a warp reads and computes is as in `mma`: 16 rows of a matrix, blocks in turn with the other warps that share them.
+A program has two tiles of rows, so that of what a gate lets through it has a whole unit of the next product's x.
+"""
+
+import triton
+import triton.language as tl
+
+from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile
+from pocketllm.engine.backends.cuda.kernels.fragments import add_block, tile_of
+from pocketllm.engine.backends.cuda.kernels.launch import wait
+from pocketllm.engine.backends.cuda.kernels.rows import write_bytes, write_halves
+from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_of
+from pocketllm.engine.backends.cuda.kernels.unpack import half_of_words
+from pocketllm.engine.backends.cuda.kernels.words import (
+    BYTE,
+    HALVES,
+    NIBBLE_1,
+    NIBBLE_2,
+    SHARED_VALUES,
+    SIGNED,
+    TABLE,
+    TILE,
+    K,
+    byte_of,
+    scales_of,
+    to_float,
+)
+from pocketllm.engine.backends.cuda.mixtures.kernels.routes import expert_at, gated_by, routes_of
+
+
+@triton.jit
+def opening_one_kernel(
+    x, marks, squares, logits, choice_bias, expert_scale, g_words, g_high, g_scales, g_shared,
+    u_words, u_high, u_scales, u_shared, gate_bias, up_bias, chosen, weights, out, out_marks, experts, scale, width,
+    eps, slope, limit, t_0, t_1, t_2, t_3,
+    units: tl.constexpr, inner: tl.constexpr, out_units: tl.constexpr, SQUARES: tl.constexpr,
+    SHARES: tl.constexpr, AHEAD: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    SCALES: tl.constexpr, GATE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FACTOR: tl.constexpr, E: tl.constexpr,
+    GATING: tl.constexpr, NUM_USED: tl.constexpr, NORMALIZED: tl.constexpr, HAS_CHOICE: tl.constexpr,
+    HAS_SCALE: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUPS_USED: tl.constexpr, BEST: tl.constexpr,
+):  # fmt: skip
+    """Of a single row and its expert of one rank, 32 values that the gate lets through, as the next product reads them.
+
+    Every program routes the row by itself: that is sooner done than another kernel begins. out: [NUM_USED, words].
+    """
+    blocks: tl.constexpr = units // 4
+    turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
+    is_even: tl.constexpr = blocks % SHARES == 0
+    thread = tl.arange(0, 64 * SHARES)
+    warp, lane, place = thread // 32, thread % 32, thread % 4
+    share, unit, number = warp // 2, tl.program_id(0), tl.program_id(1)
+    wait()
+    rank, weight = routes_of(
+        logits, choice_bias, expert_scale, experts, scale, E, GATING, NUM_USED, NORMALIZED, HAS_CHOICE, HAS_SCALE,
+        NUM_GROUPS, GROUPS_USED, BEST,
+    )  # fmt: skip
+    expert, own = expert_at(rank, weight, number, experts, E)
+    if unit == 0:
+        tl.store(chosen + number, expert)
+        tl.store(weights + number, own)
+    value = tl.zeros([1, 32], tl.float32)
+    if unit < inner // 32:
+        tile = (expert * (inner // 16) + unit * 2 + warp % 2).to(tl.int64)
+        g_0 = fetch_tile(g_words, g_high, g_scales, g_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+        u_0 = fetch_tile(u_words, u_high, u_scales, u_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+        g_1, u_1 = g_0, u_0
+        if (AHEAD > 1) and (turns > 1):
+            at = share + SHARES
+            g_1 = fetch_tile(g_words, g_high, g_scales, g_shared, tile, at, lane, units, GROUP, FORM, SCALES)
+            u_1 = fetch_tile(u_words, u_high, u_scales, u_shared, tile, at, lane, units, GROUP, FORM, SCALES)
+        zero = tl.zeros([64 * SHARES], tl.float32)
+        gate, up = (zero, zero), (zero, zero)
+        for turn in tl.static_range(turns):
+            g, u, g_0, u_0 = g_0, u_0, g_1, u_1
+            if turn + AHEAD < turns:
+                at = (turn + AHEAD) * SHARES + share
+                g_1 = fetch_tile(g_words, g_high, g_scales, g_shared, tile, at, lane, units, GROUP, FORM, SCALES)
+                u_1 = fetch_tile(u_words, u_high, u_scales, u_shared, tile, at, lane, units, GROUP, FORM, SCALES)
+            if AHEAD == 1:
+                g_0, u_0 = g_1, u_1
+            at = turn * SHARES + share
+            block = tl.minimum(at, blocks - 1)
+            some_x, some_marks = x + block * 64 + place * 16, marks + block * 16 + place * 4
+            gate = add_block_to_one(
+                gate, g, some_x, some_marks, at < blocks, place, t_0, t_1, t_2, t_3, OFFSET, GROUP, FORM, SCALES,
+                is_even,
+            )  # fmt: skip
+            up = add_block_to_one(
+                up, u, some_x, some_marks, at < blocks, place, t_0, t_1, t_2, t_3, OFFSET, GROUP, FORM, SCALES, is_even
+            )
+        opened, let = row_of(gate, 2, SHARES), row_of(up, 2, SHARES)
+        if HAS_FACTOR:
+            s = tl.arange(0, SQUARES)
+            factor = 1 / tl.sqrt(tl.sum(tl.load(squares + s, mask=s < width // 32, other=0.0), 0) / width + eps)
+            opened, let = opened * factor, let * factor
+        if HAS_BIAS:
+            n = expert * inner + unit * 32 + tl.arange(0, 32)[None, :]
+            opened, let = opened + tl.load(gate_bias + n), let + tl.load(up_bias + n)
+        value = gated_by(opened, let, slope, limit, GATE)
+    # programs past the last unit write the zeros that fill the last block up
+    write_bytes(
+        out + number * out_units * 16, out_marks + number * out_units * 4, value, unit + tl.arange(0, 1), out_units
+    )
+
+
+@triton.jit
+def closing_one_kernel(
+    x, marks, chosen, weights, w_words, w_high, w_scales, w_shared, bias, residual, y, next_weight, out, out_marks,
+    out_squares, t_0, t_1, t_2, t_3, units: tl.constexpr, rows: tl.constexpr, out_units: tl.constexpr,
+    NUM_USED: tl.constexpr, SHARES: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+):  # fmt: skip
+    """32 values of y = (residual +) Σ weight · (w[expert] · x[rank] (+ bias)) over a single row's experts.
+
+    The warps that share rows take turns at all blocks of all experts. HAS_NEXT: as `endings.finish`.
+    """
+    works: tl.constexpr = NUM_USED * (units // 4)
+    turns: tl.constexpr = (works + SHARES - 1) // SHARES
+    is_even: tl.constexpr = works % SHARES == 0
+    thread = tl.arange(0, 64 * SHARES)
+    warp, lane, place = thread // 32, thread % 32, thread % 4
+    share, line = warp // 2, tl.program_id(0)
+    own_tile = line * 2 + warp % 2
+    wait()
+    total = tl.zeros([1, 32], tl.float32)
+    if line < rows // 32:
+        zero = tl.zeros([64 * SHARES], tl.float32)
+        sums = (zero, zero)
+        rank = share % NUM_USED
+        tile = (tl.load(chosen + rank) * (rows // 16) + own_tile).to(tl.int64)
+        w_0 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, share // NUM_USED, lane, units, GROUP, FORM, SCALES)
+        w_1 = w_0
+        if turns > 1:
+            work = share + SHARES
+            tile = (tl.load(chosen + work % NUM_USED) * (rows // 16) + own_tile).to(tl.int64)
+            w_1 = fetch_tile(
+                w_words, w_high, w_scales, w_shared, tile, work // NUM_USED, lane, units, GROUP, FORM, SCALES
+            )
+        for turn in tl.static_range(turns):
+            w, w_0 = w_0, w_1
+            if turn + 2 < turns:
+                work = (turn + 2) * SHARES + share
+                tile = (tl.load(chosen + work % NUM_USED) * (rows // 16) + own_tile).to(tl.int64)
+                w_1 = fetch_tile(
+                    w_words, w_high, w_scales, w_shared, tile, work // NUM_USED, lane, units, GROUP, FORM, SCALES
+                )
+            work = turn * SHARES + share
+            rank, block = work % NUM_USED, tl.minimum(work // NUM_USED, units // 4 - 1)
+            some = add_block_to_one(
+                (zero, zero), w, x + (rank * units + block * 4) * 16 + place * 16,
+                marks + (rank * units + block * 4) * 4 + place * 4, work < works, place, t_0, t_1, t_2, t_3,
+                OFFSET, GROUP, FORM, SCALES, is_even,
+            )  # fmt: skip
+            weight = tl.load(weights + rank)
+            sums = tl.fma(weight, some[0], sums[0]), tl.fma(weight, some[1], sums[1])
+        total = row_of(sums, 2, SHARES)
+        n = line * 32 + tl.arange(0, 32)[None, :]
+        if HAS_BIAS:
+            for rank in tl.static_range(NUM_USED):
+                total += tl.load(weights + rank) * tl.load(bias + tl.load(chosen + rank) * rows + n)
+        if HAS_RESIDUAL:
+            total += tl.load(residual + n)
+        tl.store(y + n, total)
+        if HAS_NEXT:
+            tl.store(out_squares + line + tl.arange(0, 1), tl.sum(total * total, 1))
+            total *= tl.load(next_weight + n)
+    if HAS_NEXT:
+        write_bytes(out, out_marks, total, line + tl.arange(0, 1), out_units)
+
+
+@triton.jit
+def opening_kernel(
+    x, marks, item_experts, item_counts, num_items, g_words, g_high, g_scales, g_shared, u_words, u_high, u_scales,
+    u_shared, gate_bias, up_bias, out, out_marks, slope, limit, t_0, t_1, t_2, t_3,
+    units: tl.constexpr, inner: tl.constexpr, out_units: tl.constexpr, SHARES: tl.constexpr,
+    OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr, GATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Of an item's rows, 32 values each that their expert's gate lets through, in the slots where their x is."""
+    blocks: tl.constexpr = units // 4
+    turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
+    is_even: tl.constexpr = blocks % SHARES == 0
+    wait()
+    unit, item = tl.program_id(0), tl.program_id(1)
+    if item < tl.load(num_items):
+        expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
+        m, value = tl.arange(0, 8), tl.zeros([8, 32], tl.float32)
+        if unit < inner // 32:
+            thread = tl.arange(0, 64 * SHARES)
+            warp, lane, place = thread // 32, thread % 32, thread % 4
+            share, column = warp // 2, tl.minimum(lane // 4, count - 1)
+            if FORM == TABLE:  # as in `mma`: no byte has a sign
+                t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
+            tile = (expert * (inner // 16) + unit * 2 + warp % 2).to(tl.int64)
+            own_x = x + item.to(tl.int64) * (units * 128) + column * 16 + place * 4
+            own_marks = marks + item.to(tl.int64) * (units * 32) + place * 8
+            zero = tl.zeros([64 * SHARES], tl.float32)
+            none = (zero, zero, zero, zero)
+            gate, up = (none, none, none, none), (none, none, none, none)
+            g = fetch_tile(g_words, g_high, g_scales, g_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+            u = fetch_tile(u_words, u_high, u_scales, u_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+            for turn in tl.range(0, turns):
+                at = turn * SHARES + share
+                g_1, u_1 = g, u
+                if turns > 1:
+                    after = at + SHARES
+                    g_1 = fetch_tile(g_words, g_high, g_scales, g_shared, tile, after, lane, units, GROUP, FORM, SCALES)
+                    u_1 = fetch_tile(u_words, u_high, u_scales, u_shared, tile, after, lane, units, GROUP, FORM, SCALES)
+                block = tl.minimum(at, blocks - 1)
+                some_x, some_marks = own_x + block * 512, own_marks + block * 128
+                gate = add_block(
+                    gate, g, some_x, some_marks, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET, 1, GROUP, FORM,
+                    SCALES, is_even,
+                )  # fmt: skip
+                up = add_block(
+                    up, u, some_x, some_marks, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET, 1, GROUP, FORM,
+                    SCALES, is_even,
+                )  # fmt: skip
+                g, u = g_1, u_1
+            opened, let = tile_of(gate[0], 2, SHARES), tile_of(up[0], 2, SHARES)
+            if HAS_BIAS:
+                n = expert * inner + unit * 32 + tl.arange(0, 32)[None, :]
+                opened, let = opened + tl.load(gate_bias + n), let + tl.load(up_bias + n)
+            value = gated_by(opened, let, slope, limit, GATE)
+        # programs past the last unit write the zeros that fill the last block up
+        write_halves(out, out_marks, value, item * 8 + m, tl.where(m < count, unit, out_units), out_units)
+
+
+@triton.jit
+def closing_kernel(
+    x, marks, item_experts, item_counts, num_items, pairs, w_words, w_high, w_scales, w_shared, bias, y, last_tile,
+    t_0, t_1, t_2, t_3, units: tl.constexpr, rows: tl.constexpr, tiles: tl.constexpr, SHARES: tl.constexpr,
+    OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """y[pair] = w[expert] · x (+ bias) for an item's rows and 32 values of each. tiles: of an expert."""
+    blocks: tl.constexpr = units // 4
+    turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
+    is_even: tl.constexpr = blocks % SHARES == 0
+    wait()
+    item = tl.program_id(1)
+    if item < tl.load(num_items):
+        expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
+        thread = tl.arange(0, 64 * SHARES)
+        warp, lane, place = thread // 32, thread % 32, thread % 4
+        share, column = warp // 2, tl.minimum(lane // 4, count - 1)
+        if FORM == TABLE:
+            t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
+        tile = tl.minimum(expert * tiles + tl.program_id(0) * 2 + warp % 2, last_tile).to(tl.int64)
+        own_x = x + item.to(tl.int64) * (units * 128) + column * 16 + place * 4
+        own_marks = marks + item.to(tl.int64) * (units * 32) + place * 8
+        zero = tl.zeros([64 * SHARES], tl.float32)
+        none = (zero, zero, zero, zero)
+        sums = (none, none, none, none)
+        w = fetch_tile(w_words, w_high, w_scales, w_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+        for turn in tl.range(0, turns):
+            at = turn * SHARES + share
+            w_1 = w
+            if turns > 1:
+                after = at + SHARES
+                w_1 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, after, lane, units, GROUP, FORM, SCALES)
+            block = tl.minimum(at, blocks - 1)
+            sums = add_block(
+                sums, w, own_x + block * 512, own_marks + block * 128, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET,
+                1, GROUP, FORM, SCALES, is_even,
+            )  # fmt: skip
+            w = w_1
+        n = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+        m = tl.arange(0, 8)
+        pair = tl.load(pairs + item * 8 + m, mask=m < count, other=0).to(tl.int64)
+        value = tile_of(sums[0], 2, SHARES)
+        if HAS_BIAS:
+            value += tl.load(bias + expert * rows + n, mask=n < rows, other=0.0)
+        tl.store(y + pair[:, None] * rows + n, value, mask=(m < count)[:, None] & (n < rows))
+
+
+@triton.jit
+def values_of(
+    w, high, own, both, t_0, t_1, t_2, t_3,
+    H: tl.constexpr, OFFSET: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Half H of words of rows as float16 values, [rows, words, 4] side by side."""
+    four = half_of_words(w, high, (tl.arange(0, w.shape[1]) % 4)[None, :], t_0, t_1, t_2, t_3, H, FORM)
+    even, odd = tl.join(byte_of(four, 0), byte_of(four, 2)), tl.join(byte_of(four, 1), byte_of(four, 3))
+    code = tl.reshape(tl.join(even, odd), [w.shape[0], w.shape[1], 4])
+    scale, minimum = scales_of(own, both, SCALES)
+    value = to_float(code - OFFSET) * scale[:, :, None]
+    if (SCALES == HALVES) or (SCALES == K):
+        value -= minimum[:, :, None]
+    # rounded last: Triton 3.6 cannot have a tensor core's operand in memory in three dimensions
+    return tl.reshape(value, [w.shape[0], w.shape[1] * 4]).to(tl.float16)
+
+
+@triton.jit
+def many_kernel(
+    x, x_scales, item_experts, item_counts, num_items, pairs, w_words, w_high, w_scales, w_shared, bias, y,
+    t_0, t_1, t_2, t_3, units: tl.constexpr, rows: tl.constexpr, tiles: tl.constexpr, EACH: tl.constexpr,
+    N: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """y[pair] = w[expert] · x (+ bias) for an item's EACH rows and N values of each, on the tensor cores.
+
+    Weights are float16 as they are used, as those of other products of prompts are; x as `gather_kernel` gives it.
+    """
+    wait()
+    item = tl.program_id(1)
+    if item < tl.load(num_items):
+        expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
+        m, n, word = tl.arange(0, EACH), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, 16)[None, :]
+        own = tl.minimum(n, rows - 1)[:, None]
+        tile, r = (expert * tiles + own // TILE).to(tl.int64), own % TILE
+        planes: tl.constexpr = 2 if FORM == BYTE else 1
+        groups: tl.constexpr = units * 32 // GROUP
+        each: tl.constexpr = SHARED_VALUES // 32
+        s = r % 8 * 2 + r // 8  # as scales lie
+        own_x = x + (item * EACH + m).to(tl.int64)[:, None] * (units * 32) + tl.arange(0, 64)[None, :]
+        total = tl.zeros([EACH, N], tl.float32)
+        for block in tl.range(0, units // 4):
+            of_block = tile * (units // 4) + block
+            u = block * 4 + word % 4
+            at = (of_block * planes * TILE + r) * 16 + word
+            w = tl.load(w_words + at)
+            high, both = w, w
+            if FORM == NIBBLE_1:
+                high = tl.load(w_high + (of_block * TILE + r) * 4 + word // 4)
+            if FORM == NIBBLE_2:
+                high = tl.load(w_high + ((of_block * TILE + r) * 4 + word // 4) * 2 + word % 4 // 2)
+            if (SCALES == K) or (SCALES == SIGNED):
+                both = tl.load(w_shared + (tile * tl.cdiv(units, each) + u // each) * TILE + s)
+            for half in tl.static_range(2):
+                if (FORM == BYTE) and half == 1:
+                    w = tl.load(w_words + at + TILE * 16)
+                group = u * (32 // GROUP) + half * (32 // GROUP - 1)
+                scale = tl.load(w_scales + (tile * groups + group) * TILE + s)
+                value = values_of(w, high, scale, both, t_0, t_1, t_2, t_3, half, OFFSET, FORM, SCALES)
+                some = tl.load(own_x + block * 128 + half * 64, mask=(m < count)[:, None], other=0.0)
+                total = tl.dot(some, tl.trans(value), total)
+        pair = tl.load(pairs + item * EACH + m, mask=m < count, other=0).to(tl.int64)
+        total *= tl.load(x_scales + item * EACH + m, mask=m < count, other=0.0)[:, None]
+        if HAS_BIAS:
+            total += tl.load(bias + expert * rows + n, mask=n < rows, other=0.0)[None, :]
+        tl.store(y + pair[:, None] * rows + n[None, :], total, mask=(m < count)[:, None] & (n < rows)[None, :])
+
+
+@triton.jit
+def plain_kernel(
+    x, item_experts, item_counts, num_items, pairs, w, bias, y, x_stride, rows, width,
+    PER_ROW: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """y[pair] = w[expert] · x[pair // PER_ROW] (+ bias) in float32, for an item's rows and 32 values of each."""
+    wait()
+    item = tl.program_id(1)
+    if item < tl.load(num_items):
+        expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
+        m, i = tl.arange(0, M), tl.arange(0, 32)
+        n = tl.program_id(0) * 32 + tl.arange(0, 32)
+        pair = tl.load(pairs + item * EACH + m, mask=m < count, other=0).to(tl.int64)
+        own_x, own_w = x + (pair // PER_ROW)[:, None] * x_stride, w + (expert.to(tl.int64) * rows + n)[:, None] * width
+        total = tl.zeros([M, 32], tl.float32)
+        for first in tl.range(0, width, 32):
+            at = (first + i)[None, :]
+            some_x = tl.load(own_x + at, mask=(m < count)[:, None] & (at < width), other=0.0)
+            some_w = tl.load(own_w + at, mask=(n < rows)[:, None] & (at < width), other=0.0).to(tl.float32)
+            total += tl.dot(some_x, tl.trans(some_w), input_precision="ieee")
+        if HAS_BIAS:
+            total += tl.load(bias + expert * rows + n, mask=n < rows, other=0.0)[None, :]
+        tl.store(y + pair[:, None] * rows + n[None, :], total, mask=(m < count)[:, None] & (n < rows)[None, :])

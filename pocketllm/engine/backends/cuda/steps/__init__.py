@@ -1,0 +1,1 @@
+"""Steps: batches on the device, and their capture as CUDA graphs."""
