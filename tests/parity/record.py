@@ -95,6 +95,7 @@ class Limits:
 LIMITS = {
     "float32": Limits(1e-9, 1e-5, 0.995, 0.01),
     "float16": Limits(1e-4, 1e-3, 0.98, 0.05),
+    "int16": Limits(3e-3, 1e-3, 0.98, 0.05),
     "int8": Limits(3e-3, 2e-3, 0.95, 0.1),
 }
 """By the narrowest of what rows and cached values are rounded to."""
@@ -111,7 +112,9 @@ class Recorder:
     @property
     def limits(self) -> Limits:
         used = {self.backend.capability.activation_dtype, self.backend.capability.kv_dtype}
-        return LIMITS["int8" if used & {"int8", "mixed"} else "float32" if used == {"float32"} else "float16"]
+        if used & {"int8", "mixed"}:
+            return LIMITS["int8"]
+        return LIMITS["int16" if "int16" in used else "float32" if used == {"float32"} else "float16"]
 
     def runs(self, path: Path) -> bool:
         """Whether the backend has the operations of a checkpoint's family; says so where it has not."""
