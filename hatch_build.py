@@ -5,6 +5,7 @@ of it stands in native_build.txt beside the library, where `pocketllm check` rea
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sysconfig
@@ -19,6 +20,10 @@ BACKEND = Path("pocketllm", "engine", "backends", "cpu")
 LIBRARY = "libpocketllm_cpu.so"
 NOTE = "native_build.txt"
 LOG = "build.log"
+AVX2 = frozenset({"avx2", "fma", "bmi2"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
+ISAS = {"avx2": AVX2, "avxvnni": AVX2 | {"avx_vnni"}, "avx512": AVX512, "avx512vnni": AVX512 | {"avx512_vnni"}}
+"""What each instruction set asks of a processor, as /proc/cpuinfo calls it; native/dispatch.cpp asks the same."""
 
 
 class CannotBuild(Exception):  # noqa: N818  # not an error unless it was required
@@ -42,7 +47,9 @@ class NativeBuild(BuildHookInterface[Any]):
         try:
             if wanted == "off":
                 raise CannotBuild("POCKETLLM_NATIVE=off left it out")
-            took_s = build(Path(self.root), folder)
+            # what is installed from this checkout runs here; a wheel may be carried elsewhere
+            isas = isas_of(read_flags()) if version == "editable" else ()
+            took_s = build(Path(self.root), folder, isas)
         except CannotBuild as problem:
             (folder / LIBRARY).unlink(missing_ok=True)
             (folder / NOTE).write_text(f"not built: {problem}\n", encoding="utf-8")
@@ -71,10 +78,30 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))), None)
 
 
-def build(root: Path, folder: Path) -> float | None:
+def read_flags() -> frozenset[str]:
+    """What the processor can do, from /proc/cpuinfo; nothing where that is not to be read, or names it otherwise."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def isas_of(flags: frozenset[str]) -> tuple[str, ...]:
+    """Instruction sets that a processor with these flags can run; none where there are no flags, which means all.
+
+    >>> isas_of(frozenset({"avx2", "fma", "bmi2", "avx_vnni"}))
+    ('portable', 'avx2', 'avxvnni')
+    """
+    return ("portable", *(isa for isa, needed in ISAS.items() if needed <= flags)) if flags else ()
+
+
+def build(root: Path, folder: Path, isas: tuple[str, ...]) -> float | None:
     """Configure, compile and put the library into its folder: seconds, or None when it was there and nothing was new.
 
-    Raises CannotBuild with the reason.
+    isas: instruction sets to compile for; none: all. Raises CannotBuild with the reason.
     """
     if compiler() is None:
         raise CannotBuild("no C++ compiler was found (c++, g++ or clang++, or CXX)")
@@ -83,8 +110,8 @@ def build(root: Path, folder: Path) -> float | None:
     at = root / "build" / "native"
     configure = ["cmake", "-S", str(folder / "native"), "-B", str(at), "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-G", "Ninja"] if shutil.which("ninja") else []
-    # said outright, or CMake would keep the compiler of an earlier build
-    configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
+    # said outright, or CMake would keep the compiler and the instruction sets of an earlier build
+    configure += [f"-DCMAKE_CXX_COMPILER={compiler()}", f"-DPOCKETLLM_ISAS={';'.join(isas)}"]
     at.mkdir(parents=True, exist_ok=True)
     started_s = time.monotonic()
     try:

@@ -145,10 +145,20 @@ def packages_stamp(venv: Path, extra: str) -> Stamp:
     return Stamp(venv / f"setup-{extra or 'run'}.done", *parts, extra.encode())
 
 
+def processor_flags() -> bytes:
+    """The instruction sets that the library is built for follow from it: it may stand on a disk that moves on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return b""
+    return next((line for line in lines if line.startswith(b"flags")), b"")
+
+
 def native_stamp(venv: Path) -> Stamp:
-    """Sources and how they are built; where there is no library also the compiler, which may come later."""
+    """Sources, what they are built for, and how; where there is no library also the compiler, which may come later."""
     sources = [path for path in sorted((BACKEND / "native").rglob("*")) if path.is_file()]
     parts = [path.read_bytes() for path in (ROOT / "hatch_build.py", *sources)]
+    parts.append(processor_flags())
     if not (BACKEND / "libpocketllm_cpu.so").exists():
         compilers = [shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++")]
         parts += [repr((compilers, os.environ.get("POCKETLLM_NATIVE"))).encode()]

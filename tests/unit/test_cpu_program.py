@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -340,3 +341,13 @@ def test_a_library_of_another_interface_is_refused(monkeypatch: pytest.MonkeyPat
         library.open_library()
     monkeypatch.undo()
     library.open_library.cache_clear()
+
+
+def test_an_instruction_set_that_was_not_built_is_told_from_one_that_is_not_known() -> None:
+    other = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+    cpu_ops()  # skips where there is no library
+
+    with pytest.raises(ValueError, match=f"kernels for {other} were not built; this build has: .*portable"):
+        Engine(1, other)
+    with pytest.raises(ValueError, match=r"no instruction set is called sse9; this build has: .*portable"):
+        Engine(1, "sse9")

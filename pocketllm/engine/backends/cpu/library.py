@@ -228,6 +228,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kv_data": (c_void_p, (c_void_p, POINTER(c_int64))),
     "program_new": (c_void_p, (c_void_p, c_int32)),
     "program_free": (None, (c_void_p,)),
+    "ready": (c_int32, (c_void_p, c_void_p, c_int64)),
     "run": (c_int32, (c_void_p, POINTER(Step))),
 }
 
@@ -344,6 +345,11 @@ class Program(Native):
     def append(self, name: str, *arguments: Any) -> None:
         """Call one of PHASES."""
         if getattr(self.library, name)(self.address, *arguments):
+            raise refuse()
+
+    def ready(self, buffers: int, num_bytes: int) -> None:
+        """Have the memory of its steps there: what its phases share, and its buffers at an address."""
+        if self.library.ready(self.address, buffers, num_bytes):
             raise refuse()
 
     def run(self, step: Step) -> None:

@@ -78,7 +78,7 @@ class CpuOps(MixtureOps, LatentOps, SelectionOps, CompressedOps, RecurrentOps, S
         block_size: int,
         in_windows: bool = False,
     ) -> KVCache:
-        """Zeros, which the operating system hands out as they are written."""
+        """Zeros, which the operating system hands out as they are written: a thread does so ahead of what steps use."""
         shape = num_layers, num_kv_heads, key_dim, value_dim
         return KVCache(self.engine, self.kv_dtype, *shape, num_blocks, block_size, in_windows)
 

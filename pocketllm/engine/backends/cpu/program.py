@@ -108,9 +108,10 @@ class Captured:
             command.append(self._program, [address[v] for v in command.inputs], [address[v] for v in command.outputs])
         first = address[result] - memory.ctypes.data
         whole = memory[first : first + 4 * result.width * max_tokens].view(np.float32)
-        self._result = whole.reshape(max_tokens, result.width)
+        self.result = whole.reshape(max_tokens, result.width)  # each call's, in its first rows
         self._count = "num_tokens" if result.rows == TOKENS else "num_logit_rows"
         self._step = Step()
+        self._program.ready(base, int(starts[-1]))
 
     def __call__(self, batch: ForwardBatch) -> Float32Array:
         """Run a step; the result is a view that the next call overwrites."""
@@ -118,7 +119,7 @@ class Captured:
         kept = fill(step, batch)
         self._program.run(step)
         del kept
-        return self._result[: getattr(step, self._count)]
+        return self.result[: getattr(step, self._count)]
 
 
 def fill(step: Step, batch: ForwardBatch) -> list[npt.NDArray[Any]]:

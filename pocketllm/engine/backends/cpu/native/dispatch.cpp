@@ -1,5 +1,8 @@
 #include "dispatch.h"
 
+#include <algorithm>
+#include <iterator>
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__x86_64__)
@@ -29,23 +32,21 @@ struct Isa {
 
 bool always() { return true; }
 
-#ifdef POCKETLLM_HAS_AVX2
 // __builtin_cpu_supports asks the operating system too whether it keeps the wide registers
-bool has_avx2() {
+#ifdef __x86_64__
+[[maybe_unused]] bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
-#ifdef POCKETLLM_HAS_AVXVNNI
-bool has_avxvnni() {  // compilers of some years ago have no name for it
+[[maybe_unused]] bool has_avxvnni() {  // compilers of some years ago have no name for it
     unsigned eax = 0, ebx, ecx, edx;
     return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
 }
-#endif
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512cd");
 }
-bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+[[maybe_unused]] bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 #ifdef POCKETLLM_HAS_NEON
@@ -59,14 +60,18 @@ bool has_neon() {
 }
 #endif
 
-// best first
+// those that were built, best first
 const Isa kIsas[] = {
-#ifdef POCKETLLM_HAS_AVX2
+#ifdef POCKETLLM_HAS_AVX512VNNI
     {&avx512vnni::kernels, has_avx512vnni},
+#endif
+#ifdef POCKETLLM_HAS_AVX512
     {&avx512::kernels, has_avx512},
+#endif
 #ifdef POCKETLLM_HAS_AVXVNNI
     {&avxvnni::kernels, has_avxvnni},
 #endif
+#ifdef POCKETLLM_HAS_AVX2
     {&avx2::kernels, has_avx2},
 #endif
 #ifdef POCKETLLM_HAS_NEON
@@ -74,6 +79,8 @@ const Isa kIsas[] = {
 #endif
     {&portable::kernels, always},
 };
+
+const char* const kNames[] = {"avx512vnni", "avx512", "avxvnni", "avx2", "neon", "portable"};
 
 std::string names(bool usable_only) {
     std::string all;
@@ -100,7 +107,9 @@ const Kernels* find_kernels(const char* name, std::string& problem) {
         problem = "this processor cannot run instruction set " + wanted + "; it can run: " + usable_isas();
         return nullptr;
     }
-    problem = "no instruction set is called " + wanted + "; this build has: " + names(false);
+    const bool is_known = std::find(std::begin(kNames), std::end(kNames), wanted) != std::end(kNames);
+    problem = (is_known ? "kernels for " + wanted + " were not built" : "no instruction set is called " + wanted) +
+              "; this build has: " + names(false);
     return nullptr;
 }
 

@@ -164,6 +164,10 @@ Program* pocketllm_program_new(Engine* engine, int32_t max_tokens) {
 
 void pocketllm_program_free(Program* program) { delete program; }
 
+int32_t pocketllm_ready(Program* program, uint8_t* buffers, int64_t bytes) {
+    return attempt([&] { program->ready(buffers, size_t(bytes)); });
+}
+
 int32_t pocketllm_run(Program* program, const Step* step) {
     return attempt([&] { program->run(*step); });
 }

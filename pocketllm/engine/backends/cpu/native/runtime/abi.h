@@ -48,6 +48,8 @@ POCKETLLM_API uint8_t* pocketllm_kv_data(pocketllm::KvCache* cache, int64_t* byt
 // -- programs
 POCKETLLM_API pocketllm::Program* pocketllm_program_new(pocketllm::Engine* engine, int32_t max_tokens);
 POCKETLLM_API void pocketllm_program_free(pocketllm::Program* program);
+// Touch the room of its steps, and the buffers that its phases work in.
+POCKETLLM_API int32_t pocketllm_ready(pocketllm::Program* program, uint8_t* buffers, int64_t bytes);
 POCKETLLM_API int32_t pocketllm_run(pocketllm::Program* program, const pocketllm::Step* step);
 
 // Each appends what it is called: runtime/phases/phases.h. rows: 0 tokens, 1 logit rows. activations: kernels.h,

@@ -63,6 +63,7 @@ KvCache::KvCache(const KvLayout& layout, int ratio, int block_tokens, bool in_wi
       ratio(ratio),
       block_tokens(block_tokens),
       in_windows(in_windows),
-      region(layout.block_bytes * layout.num_blocks + 64) {}
+      region(layout.block_bytes * layout.num_blocks + 64),
+      toucher(region.data(), region.bytes()) {}
 
 }  // namespace pocketllm

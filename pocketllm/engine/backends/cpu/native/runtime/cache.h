@@ -3,6 +3,7 @@
 
 #include "kernels.h"
 #include "runtime/memory.h"
+#include "runtime/touch.h"
 
 namespace pocketllm {
 
@@ -26,10 +27,14 @@ struct KvCache {
         return int64_t(blocks[last / block_tokens]) * layout.block_size + last % block_tokens / ratio;
     }
 
+    // Blocks up to this one are about to be written.
+    void follow(int64_t block) { toucher.follow(size_t(block + 1) * layout.block_bytes); }
+
     const KvLayout layout;
     const int ratio, block_tokens;
     const bool in_windows;  // whether a step's window_table and window_slots are of its blocks
     Region region;
+    Toucher toucher;  // of the region: gone before it
 };
 
 }  // namespace pocketllm

@@ -1,8 +1,5 @@
 #include "runtime/pool.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -11,16 +8,14 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/thread.h"
+
 namespace pocketllm {
 
 namespace {
 
 // Long enough for the gap between two phases; a thread that spins longer keeps a core from whoever has work for it.
 constexpr auto kSpin = std::chrono::microseconds(100);
-
-std::atomic<unsigned> fork_generation{0};
-
-void note_fork() { fork_generation.fetch_add(1); }
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -54,7 +49,7 @@ struct Pool::State {
 
     std::mutex turn;
     std::vector<std::thread> threads;
-    const unsigned generation = fork_generation.load();
+    const unsigned generation = fork_generation();
 
     void work(int worker);
     void advance(int worker);
@@ -120,8 +115,6 @@ void Pool::State::wait(Ticket seen) {
 }
 
 Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
-    static const int registered = pthread_atfork(nullptr, nullptr, note_fork);
-    (void)registered;
     start();
 }
 
@@ -130,24 +123,18 @@ Pool::~Pool() { stop(); }
 void Pool::start() {
     state_ = std::make_unique<State>();
     State* state = state_.get();
-    // signals are for the threads of the program that uses us
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
         for (int worker = 1; worker < threads_; ++worker) {
-            state->threads.emplace_back([state, worker] { state->work(worker); });
+            state->threads.push_back(start_thread([state, worker] { state->work(worker); }));
         }
     } catch (...) {
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
         stop();
         throw;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Pool::stop() {
-    if (state_->generation != fork_generation.load()) {
+    if (state_->generation != fork_generation()) {
         (void)state_.release();  // a forked child has none of those threads, and they may have held the locks
         return;
     }
@@ -161,12 +148,13 @@ void Pool::stop() {
 }
 
 void Pool::run(Phases& work) {
-    if (state_->generation != fork_generation.load()) {
+    if (state_->generation != fork_generation()) {
         stop();
         start();
     }
     State& state = *state_;
     std::lock_guard<std::mutex> lock(state.turn);
+    work.begin();
     state.phases = &work;
     state.phase = -1;
     state.advance(0);

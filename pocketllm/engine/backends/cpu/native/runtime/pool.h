@@ -12,6 +12,8 @@ constexpr int kMaxChunks = 65535;
 class Phases {
   public:
     virtual ~Phases() = default;
+    // Called once before the first phase, by the caller, in its turn. What it throws ends the run.
+    virtual void begin() {}
     virtual int num_phases() const = 0;
     // Called once as the phase opens, by one thread, everything before it done. 0: nothing to do; at most kMaxChunks.
     virtual int num_chunks(int phase) = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/touch.h"
+
 namespace pocketllm {
 
 namespace {
@@ -63,26 +65,88 @@ void Program::check(const Step& step) const {
     }
 }
 
+void Scratch::make(const Room& room, int threads) {
+    // whole huge pages, however little is wanted: small pages lie in the caches as luck has it, and two programs of one
+    // forward then differ in speed
+    if (room.shared > shared.bytes()) shared = Region(whole_huge_pages(room.shared));
+    if (room.each > each_bytes) {
+        // whole pages, so that no two threads write to one line
+        const size_t bytes = (room.each + 4095) / 4096 * 4096;
+        each = Region(whole_huge_pages(bytes * threads));
+        each_bytes = bytes;
+    }
+}
+
+void Program::add_written(KvCache& cache) {
+    if (std::find(written_.begin(), written_.end(), &cache) == written_.end()) written_.push_back(&cache);
+}
+
 void Program::run(const Step& step) {
     check(step);
+    follow(step);
+    step_ = &step;
+    open_phase_ = -1;
+    engine_.pool.run(*this);
+}
+
+void Program::follow(const Step& step) const {
+    if (step.tokens() == 0) return;
+    for (KvCache* cache : written_) {
+        const int64_t* slots = step.slots_of(cache->in_windows);
+        cache->follow(*std::max_element(slots, slots + step.tokens()) / cache->block_tokens);
+    }
+}
+
+void Program::make_room(const Step& step) {
     Room room;
     for (const auto& phase : phases_) {
         const Room wanted = phase->prepare(step, engine_.pool.threads());
         room.shared = std::max(room.shared, wanted.shared);
         room.each = std::max(room.each, wanted.each);
     }
-    // whole huge pages, however little is wanted: small pages lie in the caches as luck has it, and two programs of one
-    // forward then differ in speed
-    if (room.shared > shared_.bytes()) shared_ = Region(whole_huge_pages(room.shared));
-    if (room.each > each_bytes_) {
-        // whole pages, so that no two threads write to one line
-        const size_t bytes = (room.each + 4095) / 4096 * 4096;
-        each_ = Region(whole_huge_pages(bytes * engine_.pool.threads()));
-        each_bytes_ = bytes;
+    engine_.scratch.make(room, engine_.pool.threads());
+}
+
+class Program::Readying : public Phases {
+  public:
+    Readying(Program& program, const Step& step, uint8_t* buffers, size_t bytes)
+        : program_(program), step_(step), buffers_{buffers, bytes} {}
+
+    void begin() override { program_.make_room(step_); }
+    int num_phases() const override { return 3; }
+    int num_chunks(int phase) override { return touch_chunks(piece(phase).bytes); }
+    void run_chunk(int phase, int chunk, int) override {
+        const Piece touched = piece(phase);
+        touch_chunk(touched.data, touched.bytes, chunk);
     }
-    step_ = &step;
-    open_phase_ = -1;
-    engine_.pool.run(*this);
+
+  private:
+    struct Piece {
+        uint8_t* data;
+        size_t bytes;
+    };
+    Piece piece(int phase) const {
+        if (phase == 0) return buffers_;
+        const Scratch& scratch = program_.engine_.scratch;
+        const Region& region = phase == 1 ? scratch.shared : scratch.each;
+        return {region.data(), region.bytes()};
+    }
+
+    Program& program_;
+    const Step& step_;
+    const Piece buffers_;
+};
+
+void Program::ready(uint8_t* buffers, size_t bytes) {
+    const int32_t tokens = int32_t(limits.tokens), starts[] = {0, tokens};
+    Step step{};
+    step.num_rows[static_cast<int>(Rows::kTokens)] = tokens;
+    step.num_rows[static_cast<int>(Rows::kLogitRows)] = 1;
+    step.num_sequences = 1;
+    step.query_start_loc = starts;
+    step.seq_lens = &tokens;
+    Readying work(*this, step, buffers, bytes);
+    engine_.pool.run(work);
 }
 
 int Program::num_chunks(int phase) {
@@ -92,8 +156,8 @@ int Program::num_chunks(int phase) {
 }
 
 void Program::run_chunk(int phase, int chunk, int worker) {
-    const Run run{*engine_.kernels, *step_, engine_.pool.threads(), shared_.data(),
-                  each_.data() + worker * each_bytes_};
+    const Run run{*engine_.kernels, *step_, engine_.pool.threads(), engine_.scratch.shared.data(),
+                  engine_.scratch.each.data() + worker * engine_.scratch.each_bytes};
     phases_[phase]->run(run, chunk, open_chunks_);
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/cache.h"
 #include "runtime/memory.h"
 #include "runtime/phase.h"
 #include "runtime/pool.h"
@@ -22,6 +23,15 @@ struct Profile {
     Entry entries[static_cast<int>(Kind::kCount)];
 };
 
+// Room that phases compute in, of whichever program runs: a program that is run once does not pay for pages of its own.
+struct Scratch {
+    Region shared, each;
+    size_t each_bytes = 0;  // of each thread
+
+    // Throws std::bad_alloc.
+    void make(const Room& room, int threads);
+};
+
 // What all programs of one engine share.
 struct Engine {
     const Kernels* kernels;
@@ -29,6 +39,7 @@ struct Engine {
     Arena weights;
     std::deque<Matrix> matrices;
     Profile profile;
+    Scratch scratch;  // of who has the pool's turn
 
     Engine(const Kernels* kernels, int threads) : kernels(kernels), pool(threads) {}
 };
@@ -38,24 +49,32 @@ class Program : private Phases {
     Program(Engine& engine, int max_tokens) : engine_(engine) { limits.tokens = max_tokens; }
 
     void add(std::unique_ptr<Phase> phase) { phases_.push_back(std::move(phase)); }
+    // A phase writes to this cache.
+    void add_written(KvCache& cache);
 
     // Throws Refusal for a step that names what is not there, std::bad_alloc.
     void run(const Step& step);
+    // Make the room that one sequence of as many tokens as a step may have needs, and touch it and `buffers`, by all
+    // threads. Throws std::bad_alloc.
+    void ready(uint8_t* buffers, size_t bytes);
 
     Limits limits;
 
   private:
+    class Readying;
+    void begin() override { make_room(*step_); }
     int num_phases() const override { return static_cast<int>(phases_.size()); }
     int num_chunks(int phase) override;
     void run_chunk(int phase, int chunk, int worker) override;
     void end() override;
     void check(const Step& step) const;
+    void follow(const Step& step) const;
+    void make_room(const Step& step);
     void note_time(int phase);
 
     Engine& engine_;
     std::vector<std::unique_ptr<Phase>> phases_;
-    Region shared_, each_;
-    size_t each_bytes_ = 0;
+    std::vector<KvCache*> written_;
     const Step* step_ = nullptr;
     int open_chunks_ = 0, open_phase_ = -1;
     std::chrono::steady_clock::time_point opened_;

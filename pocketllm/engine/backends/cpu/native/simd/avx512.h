@@ -149,6 +149,7 @@ template <int t>
 inline Ints signed_code_at(Bytes w) { return _mm512_srai_epi32(t < 3 ? _mm512_slli_epi32(w, 24 - 8 * t) : w, 24); }
 
 inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_once(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA); }
 inline void prefetch_far(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace pocketllm::POCKETLLM_ISA

@@ -105,6 +105,7 @@ template <bool>
 inline Ints add_columns(Ints acc, Bytes w) { return vdotq_s32(acc, vreinterpretq_s8_u8(w), vdupq_n_s8(1)); }
 
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+inline void prefetch_once(const uint8_t* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace pocketllm::POCKETLLM_ISA

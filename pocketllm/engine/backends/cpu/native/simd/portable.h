@@ -141,6 +141,7 @@ inline Ints add_columns(Ints acc, const Bytes& w) {
 }
 
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+inline void prefetch_once(const uint8_t* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 #undef POCKETLLM_EACH

@@ -33,10 +33,10 @@ void direct_group(const Matrix& w, const FilledRows<Block, tokens>& x, int first
         for (Floats& sum : part[0]) sum = zero();
     }
     for (int u = 0; u < units; u++, unit += unit_bytes(kLayout)) {
-        for (int at = 0; at < kLayout.header_bytes; at += 64) prefetch(unit + kPrefetchBytes + at);
+        for (int at = 0; at < kLayout.header_bytes; at += 64) prefetch_once(unit + kPrefetchBytes + at);
         for (int b = 0; b < kUnitBlocks; b++) {
             const uint8_t* packed = unit + kLayout.header_bytes + kBlockBytes * b;
-            for (int at = 0; at < kBlockBytes; at += 64) prefetch(packed + kPrefetchBytes + at);
+            for (int at = 0; at < kBlockBytes; at += 64) prefetch_once(packed + kPrefetchBytes + at);
             for (int part = 0; part < kParts; part++) {
                 Bytes codes[kSteps];
                 Scales scales;

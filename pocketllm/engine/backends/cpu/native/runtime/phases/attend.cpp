@@ -289,6 +289,7 @@ void limit_blocks(Program& program, const KvCache& cache) {
 void add_store_kv(Program& program, KvCache& cache, int layer, const float* k, const float* v) {
     check_layer(cache, layer);
     limit_slots(program, cache);
+    program.add_written(cache);
     program.add(std::make_unique<StoreKvPhase>(cache, layer, k, v));
 }
 
@@ -299,6 +300,7 @@ void add_store_latent(Program& program, KvCache& cache, int layer, Buffer latent
                       std::to_string(cache.layout.key_dim));
     }
     limit_slots(program, cache);
+    program.add_written(cache);
     program.add(std::make_unique<StoreLatentPhase>(cache, layer, latent, key));
 }
 

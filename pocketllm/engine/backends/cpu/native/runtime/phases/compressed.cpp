@@ -237,6 +237,7 @@ void add_compress(Program& program, KvCache& cache, int layer, const CompressPla
     }
     limit_blocks(program, cache);
     limit_states(program, states);
+    program.add_written(cache);
     program.add(std::make_unique<CompressPhase>(cache, layer, plan, values, gates, states));
     const std::vector<Buffer> parts{values, {const_cast<float*>(gates), values.width}};
     program.add(std::make_unique<KeepRowsPhase>(parts, states));

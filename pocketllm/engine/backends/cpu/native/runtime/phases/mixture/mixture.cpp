@@ -25,7 +25,7 @@ class GroupPhase : public Phase {
 
 // -- rows -------------------------------------------------------------------------------------------------------------
 // A token's row into the slots of its entries.
-void gather(const Mixture& mixture, const Run& run, const Mixture::Places& places, int token) {
+void gather(const Mixture& mixture, const Run&, const Mixture::Places& places, int token) {
     const int used = mixture.plan.num_used, width = mixture.x.width;
     const int32_t* slots = places.slot + token * used;
     const float* row = mixture.x.data + int64_t(token) * width;
