@@ -7,14 +7,16 @@ usage: python -m tests.cuda.kernels [check] [time [compile] [shapes] [rows=1,8,3
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.kernels import mma
+from pocketllm.engine.backends.cuda.kernels import mma, several
 from pocketllm.engine.backends.cuda.kernels.mma import Halves
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
+from pocketllm.engine.backends.cuda.kernels.several import Eights, new_eights
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS, UNIT
 from pocketllm.engine.backends.cuda.packing import Packed, unpack
@@ -23,7 +25,7 @@ from pocketllm.engine.weights.quant_types import BY_NAME
 from tests.cuda.synthetic import HALVES
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-SWEPT = ((1, 2), (1, 4), (1, 8), (1, 16), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4))
+SWEPT = ((1, 2), (1, 4), (1, 8), (1, 16), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (8, 1))
 GPU = torch.device("cuda")
 
 
@@ -47,19 +49,18 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-def values_of(halves: Halves, rows: int, width: int) -> torch.Tensor:
-    """float64 values of rows in the form that the tensor cores read, [rows, width]; sums in marks are checked."""
-    if rows == 1:
-        return values_of_one(halves, width)
-    codes = halves.words.view(torch.float16).view(len(halves.words), -1, 8, 4, 2, 2, 2).double()
+def values_of(x: Halves | Eights, width: int) -> torch.Tensor:
+    """float64 values of rows in the form that products read, [rows, width]; the sums beside them are checked."""
+    if isinstance(x, Halves):
+        return values_of_one(x, width)
+    rows, eights = len(x.scales), len(x.words)
+    codes = x.words.view(torch.float16).view(eights, -1, 8, 4, 2, 2, 2).double()
     codes = codes.permute(0, 2, 1, 4, 3, 6, 5).reshape(-1, codes.shape[1], 2, 16)[:rows]  # rows, units, halves
     codes = codes * torch.tensor([1.0, 16.0], dtype=torch.float64, device=codes.device)[:, None]
-    marks = (
-        halves.marks.view(len(halves.marks), -1, 4, 4, 2).permute(0, 2, 4, 1, 3).reshape(-1, codes.shape[1], 4)[:rows]
-    )
-    assert torch.allclose(marks[..., 2:].double(), codes.sum(-1), rtol=1e-6, atol=1e-4)
-    assert torch.allclose(marks[..., 1].double(), codes.sum((-2, -1)), rtol=1e-6, atol=1e-4)
-    return (codes.flatten(2) * marks[..., :1].double()).reshape(rows, -1)[:, :width]
+    sums = x.sums.view(torch.float16).view(eights, -1, 8, 4, 2, 2).double().sum(-1)  # eight, block, row, unit, half
+    sums = sums.transpose(1, 2).reshape(-1, codes.shape[1], 2)[:rows]
+    assert torch.allclose(sums, codes.sum(-1), rtol=1e-6, atol=1e-3)
+    return (codes.flatten(1) * x.scales[:, None].double())[:, :width]
 
 
 def values_of_one(x: Halves, width: int) -> torch.Tensor:
@@ -76,13 +77,28 @@ def values_of_one(x: Halves, width: int) -> torch.Tensor:
     return (codes.flatten(1) * marks[:, :1]).reshape(1, -1)[:, :width]
 
 
-def halves_of(x: torch.Tensor) -> Halves:
-    """Rows as the tensor cores read them; what is not written is poisoned."""
-    halves = new_halves(len(x), x.shape[1], x.device)
+def rows_in(x: torch.Tensor) -> Halves | Eights:
+    """Rows as products read them; what is not written is poisoned."""
+    if len(x) > 1:
+        eights = new_eights(len(x), x.shape[1], x.device)
+        eights.words.fill_(0x7E007E00)
+        eights.sums.fill_(0x7E007E00)
+        eights.scales.fill_(torch.nan)
+        write_rows(eights.words, x, scales=eights.scales, sums=eights.sums)
+        return eights
+    halves = new_halves(1, x.shape[1], x.device)
     halves.words.fill_(0x7E007E00)
     halves.marks.fill_(torch.nan)
     write_rows(halves.words, x, scales=halves.marks)
     return halves
+
+
+def multiply(x: Halves | Eights, packed: Packed, y: torch.Tensor, *added: torch.Tensor, shape: Any = None) -> None:
+    """A product by the kernel that takes so many rows."""
+    if isinstance(x, Halves):
+        mma.multiply(x, packed, y, *added, shape=shape)
+    else:
+        several.multiply(x, packed, y, *added, shape=shape)
 
 
 def timed(run: Callable[[int], None], copies: int) -> float:
@@ -111,44 +127,54 @@ def check() -> None:
         for rows, cols in ((70, 1280), (256, 768)):
             packed = random_matrix(quant_type, rows, cols)
             x = torch.randn(32, cols, device=GPU) * 10 ** torch.linspace(-6, 6, 32, device=GPU)[:, None]
-            exact = values_of(halves_of(x), 32, cols)
+            exact = values_of(rows_in(x), cols)
             assert error(exact[-1], x[-1].double()) < 4e-4
             want, last = exact @ unpack(packed).double().T, None
-            for count in (32, 16, 5):
+            for count in (32, 24, 16, 5):
                 y = torch.full((count, rows), torch.nan, device=GPU)
-                mma.multiply(halves_of(x[:count]), packed, y, count)
+                multiply(rows_in(x[:count]), packed, y)
                 same &= last is None or torch.equal(y, last[:count])
                 last = y
                 errors.append(max(error(y[row], want[row]) for row in range(count)))
             for row in (0, 17, 31):
-                y, one = torch.full((1, rows), torch.nan, device=GPU), halves_of(x[row : row + 1])
-                mma.multiply(one, packed, y, 1)
-                errors.append(error(y, values_of(one, 1, cols) @ unpack(packed).double().T))
+                y, one = torch.full((1, rows), torch.nan, device=GPU), rows_in(x[row : row + 1])
+                multiply(one, packed, y)
+                errors.append(error(y, values_of(one, cols) @ unpack(packed).double().T))
             out = torch.full((rows, cols), torch.nan, device=GPU)
             unpack_rows(packed, out)
             same &= torch.equal(out, unpack(packed))
             if rows == 256:
-                errors += [check_ends(packed, x[8:24]), check_ends(packed, x[20:21])]
+                errors += [check_added(packed, x[8:24]), check_ends(packed, x[20:21])]
         print(f"{quant_type:7} error {max(errors):.1e} rows independent, unpacked alike {same}", flush=True)
 
 
+def check_added(packed: Packed, x: torch.Tensor) -> float:
+    """The error of several rows with a bias and a residual."""
+    rows, own = packed.rows, rows_in(x)
+    bias, residual = torch.randn(rows, device=GPU), torch.randn(len(x), rows, device=GPU)
+    y = torch.full((len(x), rows), torch.nan, device=GPU)
+    multiply(own, packed, y, bias, residual)
+    return error(y, values_of(own, packed.cols) @ unpack(packed).double().T + bias.double() + residual.double())
+
+
 def check_ends(packed: Packed, x: torch.Tensor) -> float:
-    """The largest error of what a product hands on, gated or to be normed, and of a factor that it takes."""
-    rows, count, halves = packed.rows, len(x), halves_of(x)
-    want = values_of(halves, count, packed.cols) @ unpack(packed).double().T
-    halves.squares, halves.eps = torch.rand(count, packed.cols // UNIT, device=GPU) + 0.5, 1e-5
+    """The largest error of what a product of one row hands on, gated or to be normed, and of a factor that it takes."""
+    rows, halves = packed.rows, rows_in(x)
+    assert isinstance(halves, Halves)
+    want = values_of(halves, packed.cols) @ unpack(packed).double().T
+    halves.squares, halves.eps = torch.rand(1, packed.cols // UNIT, device=GPU) + 0.5, 1e-5
     want = want * torch.rsqrt(halves.squares.double().sum(1, keepdim=True) / packed.cols + 1e-5)
-    bias, residual = torch.randn(rows, device=GPU), torch.randn(count, rows, device=GPU)
-    gated = new_halves(count, rows // 2, GPU)
-    mma.multiply(halves, packed, None, count, bias, gated=gated, gate=1)
+    bias, residual = torch.randn(rows, device=GPU), torch.randn(1, rows, device=GPU)
+    gated = new_halves(1, rows // 2, GPU)
+    mma.multiply(halves, packed, None, bias, gated=gated, gate=1)
     gate, up = (want + bias.double()).split(rows // 2, 1)
-    errors = [error(values_of(gated, count, rows // 2), torch.nn.functional.silu(gate) * up)]
-    weight, y = torch.randn(rows, device=GPU), torch.full((count, rows), torch.nan, device=GPU)
-    handed = new_halves(count, rows, GPU)
-    handed.squares = torch.full((count, rows // UNIT), torch.nan, device=GPU)
-    mma.multiply(halves, packed, y, count, bias, residual, mma.Next(weight, handed))
+    errors = [error(values_of(gated, rows // 2), torch.nn.functional.silu(gate) * up)]
+    weight, y = torch.randn(rows, device=GPU), torch.full((1, rows), torch.nan, device=GPU)
+    handed = new_halves(1, rows, GPU)
+    handed.squares = torch.full((1, rows // UNIT), torch.nan, device=GPU)
+    mma.multiply(halves, packed, y, bias, residual, mma.Next(weight, handed))
     want = want + bias.double() + residual.double()
-    errors += [error(y, want), error(values_of(handed, count, rows), want * weight.double())]
+    errors += [error(y, want), error(values_of(handed, rows), want * weight.double())]
     errors.append(error(handed.squares.sum(1), (want * want).sum(1)))
     return max(errors)
 
@@ -170,9 +196,9 @@ def times() -> None:
             pool = [clone(packed) for _ in range(copies)]
             y = torch.empty(32, rows, device=GPU)
             for count in counts:
-                x, line = halves_of(torch.randn(count, cols, device=GPU)), []
+                x, line = rows_in(torch.randn(count, cols, device=GPU)), []
                 for shape in SWEPT if "shapes" in sys.argv else (None,):
-                    run = partial(mma.multiply, x, y=y[:count], num_rows=count, shape=shape)
+                    run = partial(multiply, x, y=y[:count], shape=shape)
                     if not is_timed:
                         run(packed=packed)
                         continue

@@ -118,6 +118,9 @@ def types() -> None:
         for count in counts:
             x = RANDOM.standard_normal((count, 64)).astype(np.float32)
             assert (wrong := compared(mixed(case, x), twice=kind == "Q4_0")) < 1e-3, (kind, count, wrong)
+    chosen_by_bias = {"num_used": 2, "gating": Gating.SIGMOID, "normalized": True, "has_bias": True, "scale": 1.5}
+    case = Case(("Q4_0",) * 3, 3, 64, 32, chosen_by_bias)
+    assert (wrong := compared(mixed(case, RANDOM.standard_normal((1, 64)).astype(np.float32)))) < 1e-4, wrong
 
 
 def many() -> None:

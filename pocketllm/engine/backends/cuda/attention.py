@@ -1,7 +1,7 @@
 """Paged keys and values in GPU memory, and attention over them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
@@ -12,11 +12,16 @@ from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.cuda.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.kernels.heads import heads_kernel, store_kernel
 from pocketllm.engine.backends.cuda.kernels.mma import Halves
+from pocketllm.engine.backends.cuda.layouts import UNIT
 from pocketllm.engine.backends.cuda.packing import units_of
 from pocketllm.engine.backends.cuda.steps.batch import TILE_QUERIES, DeviceBatch
 
-SPLIT = 64
-"""Keys in one split of a decode step; part of the numerics version."""
+SPLIT, SPLIT_TILE = 256, 64
+"""Keys in one split of a decode step, and of those that are multiplied at once; part of the numerics version."""
+SPLIT_STAGES, SPLIT_WARPS = 3, 8
+"""Tiles that are on their way or being multiplied; no sum depends on it."""
+UNDER_WAY_BYTES = 1 << 16
+"""Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
 MERGED_AT_ONCE = 32
 """Splits; part of the numerics version too."""
@@ -31,6 +36,15 @@ class PagedCache:
     values: Sequence[Tensor]
     in_windows: bool = False
     """Whether a batch's window_table and window_slots are of its blocks."""
+    counters: dict[int, Tensor] = field(default_factory=dict)
+
+    def arrivals(self, count: int) -> Tensor:
+        """`count` zeros at least, int32: splits count themselves there, and the last one puts its zero back, so layers
+        and steps share them. They stay where they are: graphs have been captured with them."""
+        size = triton.next_power_of_2(count)
+        if size not in self.counters:
+            self.counters[size] = torch.zeros(size, dtype=torch.int32, device=self.keys[0].device)
+        return self.counters[size]
 
 
 @dataclass(frozen=True)
@@ -89,15 +103,15 @@ class New:
 
 
 def attend(
-    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, new: New | None = None,
+    q: Heads, cache: PagedCache, layer: int, batch: DeviceBatch, spec: AttentionSpec, new: New | None = None,
     halves: Halves | None = None,
 ) -> Tensor:  # fmt: skip
     """Each sequence's new tokens over its own cached ones: [tokens, heads · v_dim], float32.
 
-    halves: where the same is written for the next product. It and `new` take a step of single tokens alone.
+    halves: where the same is written for the next product, of a single row. `new`: of a step of single tokens alone.
     """
+    keys, values = cache.keys[layer], cache.values[layer]
     out = torch.empty(len(q.x), spec.num_heads * values.shape[3], dtype=torch.float32, device=q.x.device)
-    units = units_of(out.shape[1])
     shape = q.constants()
     constants = {
         **shape, "D_BLOCK": shape["BLOCK"], "GROUP": spec.num_heads // keys.shape[2], "V_DIM": values.shape[3],
@@ -105,15 +119,8 @@ def attend(
         "HAS_SOFTCAP": spec.softcap is not None, "HAS_WINDOW": spec.window is not None,
     }  # fmt: skip
     if len(batch.single_seqs):
-        parts, marks = attend_singles(q, keys, values, batch, spec, constants, new)
-        kernels.merge_kernel[(len(batch.single_seqs), spec.num_heads)](
-            parts, marks, batch.seq_lens, batch.single_seqs, batch.single_tokens, out,
-            *((out, out) if halves is None else (halves.words, halves.marks)),
-            spec.num_heads, parts.shape[2], spec.window or 0, units,
-            V_DIM=values.shape[3], V_BLOCK=constants["V_BLOCK"], SPLIT=SPLIT,
-            SPLITS=triton.next_power_of_2(parts.shape[2]), AT_ONCE=MERGED_AT_ONCE, HAS_WINDOW=spec.window is not None,
-            HAS_HALVES=halves is not None, IS_FULL=units * 32 == out.shape[1], IS_ONE=len(out) == 1, num_warps=4,
-        )  # fmt: skip
+        arrivals = cache.arrivals(len(batch.single_seqs) * keys.shape[2])
+        attend_singles(q, keys, values, batch, spec, constants, new, arrivals, out, halves)
     if len(batch.tile_seqs):
         attend_tiles(q, keys, values, batch, spec, constants, out)
     return out
@@ -121,26 +128,28 @@ def attend(
 
 def attend_singles(
     q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, constants: dict[str, int | bool],
-    new: New | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sequences with one token: each split of their keys by itself."""
+    new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None,
+) -> None:  # fmt: skip
+    """Sequences with one token: each split of their keys by itself, put together by the last of them."""
     x, weight, angles, eps, num_freq = q.arguments()
-    singles, heads, v_dim = len(batch.single_seqs), spec.num_heads, values.shape[3]
-    splits = -(-batch.max_length // SPLIT)
+    singles, heads, kv_heads, v_dim = len(batch.single_seqs), spec.num_heads, keys.shape[2], values.shape[3]
+    splits, group, units = -(-batch.max_length // SPLIT), heads // kv_heads, units_of(out.shape[1])
     parts = torch.empty(singles, heads, splits, v_dim, dtype=torch.float32, device=x.device)
     marks = torch.empty(singles, heads, splits, 2, dtype=torch.float32, device=x.device)
+    tile_bytes = SPLIT_TILE * (constants["D_BLOCK"] + constants["V_BLOCK"]) * keys.element_size()
+    stages = SPLIT_STAGES if (SPLIT_STAGES - 1) * tile_bytes <= UNDER_WAY_BYTES else 1
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
-    group = heads // keys.shape[2]
-    kernels.split_kernel[(singles, keys.shape[2], splits)](
+    kernels.split_kernel[(singles, kv_heads, splits)](
         x, weight, angles, k, k_weight, v, batch.slot_mapping, keys, values, batch.block_table, batch.seq_lens,
-        batch.single_seqs, batch.single_tokens, parts, marks, x.stride(0), k.stride(0), v.stride(0),
-        batch.block_table.stride(0), keys.shape[2], splits, eps, k_eps, num_freq, spec.scale, spec.softcap or 0.0,
-        spec.window or 0,
-        ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, HAS_NEW=new is not None, **constants,
-        num_warps=8,
+        batch.single_seqs, batch.single_tokens, parts, marks, arrivals, out,
+        *((out, out) if halves is None else (halves.words, halves.marks)),
+        x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
+        spec.scale, spec.softcap or 0.0, spec.window or 0, units,
+        HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, TILE=SPLIT_TILE,
+        AT_ONCE=MERGED_AT_ONCE, STAGES=stages, HAS_NEW=new is not None, HAS_HALVES=halves is not None,
+        IS_FULL=units * UNIT == out.shape[1], **constants, num_warps=SPLIT_WARPS,
     )  # fmt: skip
-    return parts, marks
 
 
 def attend_tiles(

@@ -25,7 +25,7 @@ RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
 BATCH_INVARIANT_WIDTH = 1
 """A row by itself is rounded and summed otherwise than with others; 2 to 32 rows of decode steps have equal bits."""
-NUMERICS_VERSION = "cuda-3"
+NUMERICS_VERSION = "cuda-4"
 
 
 def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:

@@ -67,6 +67,7 @@ class Layout:
     scales: Scales
     offset: int = 0
     table: tuple[int, ...] = (0,) * 16
+    """Signed bytes; with an offset none is negative, which makes look-ups cheaper."""
     shared_bytes: int = 2
     """Of one scale of scales: 4 where it is a file's divided by eight, for which float16 is too narrow."""
 
@@ -101,9 +102,17 @@ IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
 IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 
 
+def without_sign(table: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """An offset, and the table with it added, where that leaves seven bits."""
+    offset = -min(table)
+    assert max(table) + offset < 128, table
+    return offset, tuple(entry + offset for entry in table)
+
+
 def of_grid(group: int, table: tuple[int, ...]) -> Layout:
     """How a type is kept that picks its values from a grid."""
-    return Layout(Form.TABLE, group, Scales.SIGNED, table=table, shared_bytes=4)
+    offset, positive = without_sign(table)
+    return Layout(Form.TABLE, group, Scales.SIGNED, offset, positive, shared_bytes=4)
 
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -113,7 +122,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q5_1": Layout(Form.NIBBLE_1, 32, Scales.HALVES),
     "Q8_0": Layout(Form.BYTE, 32, Scales.HALF),
     "IQ4_NL": Layout(Form.TABLE, 32, Scales.HALF, table=NON_LINEAR),
-    "MXFP4": Layout(Form.TABLE, 32, Scales.FLOAT, table=tuple(E2M1_DOUBLED.tolist())),
+    "MXFP4": Layout(Form.TABLE, 32, Scales.FLOAT, *without_sign(tuple(E2M1_DOUBLED.tolist()))),
     "Q2_K": Layout(Form.NIBBLE, 16, Scales.K),
     "Q3_K": Layout(Form.NIBBLE, 16, Scales.SIGNED, offset=4),
     "Q4_K": Layout(Form.NIBBLE, 32, Scales.K),

@@ -22,7 +22,7 @@ from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, att
 from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
-from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
+from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
@@ -89,7 +89,7 @@ class CudaOps:
         if isinstance(table.held, Plain):
             return table.held.values[ids].float() * scale
         out = torch.empty(len(ids), table.cols, dtype=torch.float32, device=self._device)
-        unpack_rows(table.held, out, index=ids, factor=scale)
+        unpack_indexed(table.held, ids, out, scale)
         return out
 
     def rms_norm(self, x: Rows, norm: Norm) -> Rows:
@@ -161,9 +161,9 @@ class CudaOps:
             new, self._new = self._new[2], None
         self._store_new()
         tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
-        is_handed_on = self._products.is_decode and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
+        is_handed_on = self._products.is_decode and tokens == 1 and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
         halves = new_halves(tokens, spec.num_heads * v_dim, self._device) if is_handed_on else None
-        out = attend(heads, cache.keys[layer], cache.values[layer], own, spec, new, halves)
+        out = attend(heads, cache, layer, own, spec, new, halves)
         return out if halves is None else Attended(out, halves)
 
     def silu_mul(self, gate: Rows, up: Rows) -> Gated:

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels import mma
+from pocketllm.engine.backends.cuda.kernels import mma, several
 from pocketllm.engine.backends.cuda.kernels.mma import Halves
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
+from pocketllm.engine.backends.cuda.kernels.several import Eights, new_eights
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
-from pocketllm.engine.backends.cuda.layouts import UNIT
+from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
-FEW_ROWS = mma.MAX_ROWS
+FEW_ROWS = several.MAX_ROWS
 """Up to here weights are read in their packed form; beyond, unpacking them once costs less."""
 UNPACKED_ELEMENTS = 1 << 26
 """Values unpacked in one go: 128 MiB of float16, in a buffer that all products share."""
@@ -66,7 +67,7 @@ class Pair:
         """The second gated by the first, as the next product reads it."""
         assert isinstance(self._run.matrix, Packed)
         out = new_halves(len(self._rows), self._run.widths[0], self._products.device)
-        mma.multiply(self._rows.halves(), self._run.matrix, None, len(self._rows), self._run.bias, gated=out, gate=kind)
+        mma.multiply(self._rows.halves(), self._run.matrix, None, self._run.bias, gated=out, gate=kind)
         return out
 
 
@@ -97,11 +98,11 @@ class Gated:
         return len(self.gate)
 
     def pair(self) -> Pair | None:
-        """The pair of which these are the first and the second."""
+        """The pair of which these are the first and the second, of a single row."""
         gate, up = self.gate, self.up
-        if isinstance(gate, Part) and isinstance(up, Part) and gate.pair is up.pair and gate.number < up.number:
-            return gate.pair
-        return None
+        if len(self) != 1 or not isinstance(gate, Part) or not isinstance(up, Part):
+            return None
+        return gate.pair if gate.pair is up.pair and gate.number < up.number else None
 
     def operands(self) -> tuple[Tensor, Tensor]:
         """Both as tensors."""
@@ -129,9 +130,10 @@ class Sum:
         return self._x
 
     def normed(self, norm: Norm) -> "Rows | None":
-        """The same as rows to multiply, normed but for a factor; None where it was computed without."""
+        """The same as a row to multiply, normed but for a factor; None where it was computed without, or has others
+        beside it."""
         rows, width = self._residual.shape
-        if self._x is not None or not mma.may_hand_on(width):
+        if self._x is not None or rows != 1 or not mma.may_hand_on(width):
             return None
         halves = new_halves(rows, width, self._residual.device)
         halves.squares = torch.empty(rows, width // UNIT, dtype=torch.float32, device=self._residual.device)
@@ -142,8 +144,11 @@ class Sum:
     def _compute(self, following: mma.Next | None) -> None:
         assert isinstance(self._run.matrix, Packed)
         self._x = torch.empty_like(self._residual)
-        x = self._rows.halves()
-        mma.multiply(x, self._run.matrix, self._x, len(self), self._run.bias, self._residual, following)
+        matrix, bias = self._run.matrix, self._run.bias
+        if len(self) == 1:
+            mma.multiply(self._rows.halves(), matrix, self._x, bias, self._residual, following)
+        else:
+            several.multiply(self._rows.eights(), matrix, self._x, bias, self._residual)
 
 
 Operand = Tensor | Gated | Attended | Sum
@@ -182,8 +187,10 @@ class Products:
             plain_product(rows.floats(), run.matrix, out, run.bias, residual)
         elif len(rows) > FEW_ROWS or self.is_prompt:
             self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
+        elif len(rows) == 1:
+            mma.multiply(rows.halves(), run.matrix, out, run.bias, residual)
         else:
-            mma.multiply(rows.halves(), run.matrix, out, len(rows), run.bias, residual)
+            several.multiply(rows.eights(), run.matrix, out, run.bias, residual)
         return out
 
     def sum(self, x: Operand, projection: Projection, residual: Tensor) -> Sum | None:
@@ -204,7 +211,7 @@ class Products:
         """Unpack as many rows of the matrix as fit, multiply, go on."""
         if self._unpacked is None:
             self._unpacked = torch.empty(UNPACKED_ELEMENTS, dtype=torch.float16, device=self.device)
-        step = max(1, UNPACKED_ELEMENTS // packed.cols)
+        step = max(1, UNPACKED_ELEMENTS // packed.cols // TILE_ROWS) * TILE_ROWS
         for first in range(0, packed.rows, step):
             last = min(first + step, packed.rows)
             tile = self._unpacked[: (last - first) * packed.cols].view(last - first, packed.cols)
@@ -220,13 +227,14 @@ class Rows:
         self._x = x
         self._norm = norm
         self._halves = halves
+        self._eights: Eights | None = None
         self._scaled: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self._x)
 
     def halves(self) -> Halves:
-        """float16, and a power of two for each unit."""
+        """Sixteen bits, and a scale for each unit."""
         if self._halves is None:
             pair = self._x.pair() if isinstance(self._x, Gated) else None
             if pair is not None and isinstance(self._x, Gated):
@@ -236,6 +244,15 @@ class Rows:
                 self._halves = new_halves(len(x), x.shape[1], x.device)
                 write_rows(self._halves.words, x, scales=self._halves.marks, **options)
         return self._halves
+
+    def eights(self) -> Eights:
+        """float16, and a power of two for each row, as the tensor cores read them."""
+        if self._eights is None:
+            x, options = self._source()
+            self._eights = new_eights(len(x), x.shape[1], x.device)
+            out = self._eights
+            write_rows(out.words, x, scales=out.scales, sums=out.sums, **options)
+        return self._eights
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """float16, and a power of two for each row."""

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_units
+from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_bytes
 
 
 @triton.jit
@@ -18,6 +18,20 @@ def read_keys(
 ):
     """Keys or values at positions of a sequence, [positions, D_BLOCK]; zeros where is_in is false."""
     block = tl.load(table + position // BLOCK, mask=is_in, other=0)
+    return read_slots(cache, block, position, is_in, head, heads, BLOCK, DIM, D_BLOCK)
+
+
+@triton.jit
+def block_of(table, position, end, BLOCK: tl.constexpr):
+    """Blocks of positions before the end."""
+    return tl.load(table + position // BLOCK, mask=position < end, other=0)
+
+
+@triton.jit
+def read_slots(
+    cache, block, position, is_in, head, heads, BLOCK: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr
+):
+    """Keys or values at positions of blocks, [positions, D_BLOCK]; zeros where is_in is false."""
     slot = block.to(tl.int64) * BLOCK + position % BLOCK
     d = tl.arange(0, D_BLOCK)[None, :]
     at = (slot[:, None] * heads + head) * DIM + d
@@ -35,18 +49,21 @@ def scores_of(q, keys, scale, softcap, is_seen, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def read_new(
-    k, k_weight, v, angles, token, head, k_stride, v_stride, eps, num_freq, keys,
+    k, k_weight, v, angles, token, head, behind, k_stride, v_stride, eps, num_freq, keys,
     DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
     ROTATION: tl.constexpr,
 ):  # fmt: skip
-    """A token's own key and value of one head as the cache would give them back: [1, D_BLOCK], [1, V_BLOCK]."""
+    """A token's own key and value of one head as the cache would give them back: [1, D_BLOCK], [1, V_BLOCK]; zeros
+    where behind is not 0."""
     one = tl.full([1, 1], 0, tl.int64)
     key = read_heads(
-        k, one + token.to(tl.int64) * k_stride + head * DIM, one + token, one == 0, k_weight, eps, angles, num_freq,
-        DIM, D_BLOCK, HAS_NORM, ROTATION,
+        k, one + token.to(tl.int64) * k_stride + head * DIM, one + token, one + behind == 0, k_weight, eps, angles,
+        num_freq, DIM, D_BLOCK, HAS_NORM, ROTATION,
     )  # fmt: skip
     e = tl.arange(0, V_BLOCK)[None, :]
-    value = tl.load(v + token.to(tl.int64) * v_stride + head * V_DIM + e, mask=e < V_DIM, other=0.0)
+    value = tl.load(
+        v + token.to(tl.int64) * v_stride + head * V_DIM + e, mask=(e < V_DIM) & (e * 0 + behind == 0), other=0.0
+    )
     return key.to(keys.dtype.element_ty), value.to(keys.dtype.element_ty)
 
 
@@ -62,18 +79,92 @@ def write_new(
 
 
 @triton.jit
-def split_kernel(
-    q, weight, angles, k, k_weight, v, slots, keys, values, table, lengths, seqs, tokens, parts, marks,
-    q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq, scale, softcap, window,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
-    V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr,
+def add_keys(
+    state, own, keys, values, block, first, low, end, head, kv_heads, scale, softcap, TILE: tl.constexpr,
+    DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's keys against the GROUP query heads of one key head, unnormalized.
+    """A tile of cached keys and their values added to the largest scores, sums and acc of queries."""
+    largest, total, acc = state
+    position = first + tl.arange(0, TILE)
+    is_in = (position >= low) & (position < end)
+    some = read_slots(keys, block, position, is_in, head, kv_heads, BLOCK, DIM, D_BLOCK)
+    scores = scores_of(own, some, scale, softcap, is_in[None, :], HAS_SOFTCAP)
+    new = tl.maximum(largest, tl.max(scores, 1))
+    weights, shrink = tl.exp(scores - new[:, None]), tl.exp(largest - new)
+    some = read_slots(values, block, position, is_in, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
+    acc = tl.dot(weights.to(some.dtype), some, acc * shrink[:, None])
+    return new, total * shrink + tl.sum(weights, 1), acc
 
-    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache. All that
-    comes from far away is asked for before anything is computed.
-    parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp.
+
+@triton.jit
+def write_attended(
+    acc, total, out, out_halves, out_marks, token, head, kv_heads, units, GROUP: tl.constexpr, V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr, HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
+):  # fmt: skip
+    """A key head's GROUP heads of a token, and with HAS_HALVES the same as the next product reads a single row.
+
+    acc: [rows, V_BLOCK], rows from GROUP on are nobody's. IS_FULL: all heads together fill whole blocks of units.
+    """
+    rows: tl.constexpr = acc.shape[0]
+    g, e = tl.arange(0, rows)[:, None], tl.arange(0, V_BLOCK)[None, :]
+    acc = acc / tl.maximum(total, 1e-30)[:, None]
+    to = ((token.to(tl.int64) * kv_heads + head) * GROUP + g) * V_DIM + e
+    tl.store(out + to, acc, mask=(g < GROUP) & (e < V_DIM))
+    if HAS_HALVES:
+        lines: tl.constexpr = V_DIM // 32
+        line = tl.arange(0, rows * lines)
+        line = tl.where(line < GROUP * lines, head * (GROUP * lines) + line, units)
+        write_bytes(out_halves, out_marks, tl.reshape(acc, [rows * lines, 32]), line, units)
+        if not IS_FULL:  # zeros up to the end of the last block
+            after = kv_heads * (GROUP * lines) + tl.arange(0, 4)
+            after = tl.where(head == kv_heads - 1, after, units)
+            write_bytes(out_halves, out_marks, tl.zeros([4, 32], tl.float32), after, units)
+
+
+@triton.jit
+def merged(
+    parts, marks, base, first, last, num_splits, GROUP: tl.constexpr, HEADS: tl.constexpr, V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Splits first to last - 1 of GROUP heads put together, AT_ONCE at a time: acc [HEADS, V_BLOCK] and sums."""
+    g, e = tl.arange(0, HEADS)[:, None, None], tl.arange(0, V_BLOCK)[None, None, :]
+    largest = tl.full([HEADS], -1e30, tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, V_BLOCK], tl.float32)
+    # from a fixed place on: the order of sums is a row's own
+    for begin in range(first // AT_ONCE * AT_ONCE, last, AT_ONCE):
+        split = begin + tl.arange(0, AT_ONCE)[None, :, None]
+        is_in = (split >= first) & (split < last) & (g < GROUP)
+        at = (base + g) * num_splits + split
+        tops = tl.load(marks + at * 2, mask=is_in, other=-1e30)
+        sums = tl.load(marks + at * 2 + 1, mask=is_in, other=0.0)
+        some = tl.load(parts + at * V_DIM + e, mask=is_in & (e < V_DIM), other=0.0)
+        new = tl.maximum(largest, tl.reshape(tl.max(tops, 1), [HEADS]))
+        shrink, weights = tl.exp(largest - new), tl.exp(tops - new[:, None, None])
+        total = total * shrink + tl.reshape(tl.sum(weights * sums, 1), [HEADS])
+        acc = acc * shrink[:, None] + tl.sum(weights * some, 1)
+        largest = new
+    return acc, total
+
+
+@triton.jit
+def split_kernel(
+    q, weight, angles, k, k_weight, v, slots, keys, values, table, lengths, seqs, tokens, parts, marks, arrivals,
+    out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq,
+    scale, softcap, window, units,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr, HAS_HALVES: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):  # fmt: skip
+    """One split of one sequence's keys against the GROUP query heads of one key head; the last program to finish of
+    those that share a sequence and key head puts their results together.
+
+    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache.
+    parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp;
+    arrivals: int32 [sequences, key heads], 0 before and after.
     """
     wait()
     number, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -84,91 +175,69 @@ def split_kernel(
         low = tl.maximum(length - window, 0)
     end = tl.minimum((split + 1) * SPLIT, length)
     if tl.maximum(split * SPLIT, low) < end:
-        position = split * SPLIT + tl.arange(0, SPLIT)
-        is_in = (position >= low) & (position < end)
-        is_cached = is_in
-        if HAS_NEW:
-            is_cached = is_in & (position < length - 1)
-        own_table = table + seq.to(tl.int64) * table_stride
-        some = read_keys(keys, own_table, position, is_cached, head, kv_heads, BLOCK, DIM, D_BLOCK)
-        some_values = read_keys(values, own_table, position, is_cached, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
         g = tl.arange(0, ROWS)[:, None]
         own = read_heads(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
             num_freq, DIM, D_BLOCK, HAS_NORM, ROTATION,
         ).to(keys.dtype.element_ty)  # fmt: skip
-        scores = scores_of(own, some, scale, softcap, is_cached[None, :], HAS_SOFTCAP)
-        largest = tl.max(scores, 1)
-        own_score, own_value = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([1, V_BLOCK], tl.float32)
-        if HAS_NEW:  # noqa: SIM102  one is known when this is compiled, the other is not
-            if end == length:
-                new_key, new_value = read_new(
-                    k, k_weight, v, angles, token, head, k_stride, v_stride, k_eps, num_freq, keys,
-                    DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
+        own_table = table + seq.to(tl.int64) * table_stride
+        cached = end
+        if HAS_NEW:  # asked for before anything is computed
+            cached = tl.minimum(end, length - 1)
+            behind = length - end
+            new_key, new_value = read_new(
+                k, k_weight, v, angles, token, head, behind, k_stride, v_stride, k_eps, num_freq, keys,
+                DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
+            )  # fmt: skip
+            place = tl.load(slots + token).to(tl.int64) * kv_heads + head
+        largest = tl.full([ROWS], -1e30, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
+        start = tl.maximum(split * SPLIT, low // TILE * TILE)
+        block = block_of(own_table, start + tl.arange(0, TILE), cached, BLOCK)
+        for first in tl.range(start, cached, TILE, num_stages=STAGES):
+            own_block = block  # known before its keys are asked for, so that several tiles are on their way
+            block = block_of(own_table, first + TILE + tl.arange(0, TILE), cached, BLOCK)
+            largest, total, acc = add_keys(
+                (largest, total, acc), own, keys, values, own_block, first, low, cached, head, kv_heads, scale,
+                softcap, TILE, DIM, D_BLOCK, V_DIM, V_BLOCK, BLOCK, HAS_SOFTCAP,
+            )  # fmt: skip
+        if HAS_NEW:
+            place = tl.where(behind == 0, place, -1)
+            write_new(keys, values, new_key, new_value, place, DIM, D_BLOCK, V_DIM, V_BLOCK)
+            score = tl.sum(own.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+            if HAS_SOFTCAP:
+                score = softcap * exponential_tanh(score / softcap)
+            score = tl.where(behind == 0, score, float("-inf"))
+            new = tl.maximum(largest, score)
+            shrink, own_weight = tl.exp(largest - new), tl.exp(score - new)
+            total = total * shrink + own_weight
+            acc = acc * shrink[:, None] + own_weight[:, None] * new_value.to(tl.float32)
+            largest = new
+        first_split, last_split = low // SPLIT, tl.cdiv(length, SPLIT)
+        if last_split - first_split == 1:
+            write_attended(
+                acc, total, out, out_halves, out_marks, token, head, kv_heads, units, GROUP, V_DIM, V_BLOCK,
+                HAS_HALVES, IS_FULL,
+            )  # fmt: skip
+        else:
+            e = tl.arange(0, V_BLOCK)[None, :]
+            base = (number * kv_heads + head) * GROUP
+            to = (base + g) * num_splits + split
+            tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
+            tl.store(marks + to * 2, largest[:, None], mask=g < GROUP)
+            tl.store(marks + to * 2 + 1, total[:, None], mask=g < GROUP)
+            tl.debug_barrier()  # all threads have written before one says so
+            arrived = tl.atomic_add(arrivals + number * kv_heads + head, 1)
+            if arrived == last_split - first_split - 1:
+                tl.store(arrivals + number * kv_heads + head, 0)
+                whole, sums = merged(
+                    parts, marks, base, first_split, last_split, num_splits, GROUP, HEADS, V_DIM, V_BLOCK, AT_ONCE
+                )
+                write_attended(
+                    whole, sums, out, out_halves, out_marks, token, head, kv_heads, units, GROUP, V_DIM, V_BLOCK,
+                    HAS_HALVES, IS_FULL,
                 )  # fmt: skip
-                place = tl.load(slots + token).to(tl.int64) * kv_heads + head
-                write_new(keys, values, new_key, new_value, place, DIM, D_BLOCK, V_DIM, V_BLOCK)
-                own_score = tl.sum(own.to(tl.float32) * new_key.to(tl.float32), 1) * scale
-                if HAS_SOFTCAP:
-                    own_score = softcap * exponential_tanh(own_score / softcap)
-                own_value = new_value.to(tl.float32)
-        largest = tl.maximum(largest, own_score)
-        weights, own_weight = tl.exp(scores - largest[:, None]), tl.exp(own_score - largest)
-        total = tl.sum(weights, 1) + own_weight
-        acc = tl.dot(weights.to(some_values.dtype), some_values) + own_weight[:, None] * own_value
-        e = tl.arange(0, V_BLOCK)[None, :]
-        to = ((number * kv_heads + head) * GROUP + g) * num_splits + split
-        tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
-        tl.store(marks + to * 2, largest[:, None], mask=g < GROUP)
-        tl.store(marks + to * 2 + 1, total[:, None], mask=g < GROUP)
-
-
-@triton.jit
-def merge_kernel(
-    parts, marks, lengths, seqs, tokens, out, out_halves, out_marks, heads, num_splits, window, units,
-    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr, IS_ONE: tl.constexpr,
-):  # fmt: skip
-    """Put a head's splits together, AT_ONCE at a time: out [tokens, heads, V_DIM], and what the next product reads.
-
-    An empty sequence has no row. IS_FULL: all heads together fill whole blocks of units.
-    """
-    wait()
-    number, head = tl.program_id(0), tl.program_id(1)
-    seq, token = tl.load(seqs + number), tl.load(tokens + number)
-    length = tl.load(lengths + seq)
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(length - window, 0)
-    e = tl.arange(0, V_BLOCK)
-    base = (number * heads + head) * num_splits
-    each = tl.arange(0, SPLITS)
-    is_seen = (each >= low // SPLIT) & (each * SPLIT < length)
-    largest = tl.max(tl.load(marks + (base + each) * 2, mask=is_seen, other=float("-inf")), 0)
-    total = 0.0
-    acc = tl.zeros([V_BLOCK], tl.float32)
-    # from a fixed place on: the order of sums is a row's own
-    for first in range(low // SPLIT // AT_ONCE * AT_ONCE, tl.cdiv(length, SPLIT), AT_ONCE):
-        split = first + tl.arange(0, AT_ONCE)
-        is_in = (split >= low // SPLIT) & (split * SPLIT < length)
-        weights = tl.exp(tl.load(marks + (base + split) * 2, mask=is_in, other=float("-inf")) - largest)
-        sums = tl.load(marks + (base + split) * 2 + 1, mask=is_in, other=0.0)
-        is_part = is_in[:, None] & (e < V_DIM)[None, :]
-        some = tl.load(parts + (base + split)[:, None] * V_DIM + e[None, :], mask=is_part, other=0.0)
-        total += tl.sum(weights * sums, 0)
-        acc += tl.sum(weights[:, None] * some, 0)
-    to = out + (token.to(tl.int64) * heads + head) * V_DIM + e
-    acc = acc / tl.maximum(total, 1e-30)
-    tl.store(to, acc, mask=(e < V_DIM) & (e * 0 + length > 0))
-    if HAS_HALVES:
-        lines: tl.constexpr = V_DIM // 32
-        line = head * lines + tl.arange(0, lines)
-        line = tl.where(length > 0, line, units)  # an empty sequence has no row: its token is another's
-        write_units(out_halves, out_marks, tl.reshape(acc, [lines, 32]), token + line * 0, line, units, IS_ONE)
-        if not IS_FULL:  # zeros up to the end of the last block
-            after = heads * lines + tl.arange(0, 4)
-            after = tl.where((head == heads - 1) & (length > 0), after, units)
-            write_units(out_halves, out_marks, tl.zeros([4, 32], tl.float32), token + after * 0, after, units, IS_ONE)
 
 
 @triton.jit

@@ -1,14 +1,8 @@
-"""Up to 32 rows times a packed matrix, every weight read once: several on the tensor cores (`fragments`), one by itself
-(`single`).
+"""A single row times a packed matrix, every weight read once, and what follows where its sums are ready.
 
-A thread works by itself here: tensors have one element for each thread, and a warp has 16 rows of the matrix. The words
-of one place of a block are just what a thread of a quad holds of a tensor-core instruction's left operand, for four
-units one after another. Codes enter as they are, and a group's scale meets the sum of its products: a weight is never
-rounded, and x to sixteen bits only.
-
-Warps of a program share rows of the matrix, taking turns at its blocks, or have rows of their own, so that x is read
-once for all of them. How many share is the matrix's alone: a row of x has the same sums whatever rows are beside it,
-except by itself, where it is rounded otherwise.
+A thread works by itself here: tensors have one element for each thread, and a warp has 16 rows of the matrix
+(`single`). Warps of a program share rows of the matrix, taking turns at its blocks, or have rows of their own, so that
+x is read once for all of them.
 """
 
 from dataclasses import dataclass
@@ -17,19 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels.endings import finish
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile
-from pocketllm.engine.backends.cuda.kernels.fragments import add_block, tile_of
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_units
 from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_of
-from pocketllm.engine.backends.cuda.kernels.words import TABLE
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
 AT_ONCE = 8
-"""Rows of x that one instruction takes."""
-MAX_ROWS = 32
+"""Rows of x that one instruction of the tensor cores takes."""
 MANY_ROWS = 16384
 """From here on there are warps enough without many of them sharing a row."""
 NARROW = 64
@@ -69,15 +59,77 @@ def tile_at(number, TILES: tl.constexpr, out_width, last_tile, GATE: tl.constexp
 
 
 @triton.jit
+def write_next(out, out_marks, value, m, x_rows, units):
+    """A program's part of rows for the next product: value [rows, whole units], m [rows]."""
+    rows: tl.constexpr = value.shape[0]
+    lines: tl.constexpr = value.shape[1] // 32
+    row = tl.reshape(tl.broadcast_to(m[:, None], [rows, lines]), [rows * lines])
+    line = tl.program_id(0) * lines + tl.arange(0, lines)[None, :] + tl.zeros([rows, 1], tl.int32)
+    line = tl.where(row < x_rows, tl.reshape(line, [rows * lines]), units)
+    write_units(out, out_marks, tl.reshape(value, [rows * lines, 32]), row, line, units, rows == 1)
+
+
+@triton.jit
+def fill_up(out, out_marks, m, x_rows, width, units):
+    """Zeros from a row's last unit up to the end of its last block, by the program with that unit."""
+    rows: tl.constexpr = m.shape[0]
+    after = width // 32 + tl.arange(0, 4)[None, :] + tl.zeros([rows, 1], tl.int32)
+    is_last = (tl.program_id(0) == tl.num_programs(0) - 1) & (m < x_rows)
+    after = tl.reshape(tl.where(is_last[:, None], after, units), [rows * 4])
+    row = tl.reshape(tl.broadcast_to(m[:, None], [rows, 4]), [rows * 4])
+    write_units(out, out_marks, tl.zeros([rows * 4, 32], tl.float32), row, after, units, rows == 1)
+
+
+@triton.jit
+def finish(
+    result, first_column, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
+    x_rows, y_stride, residual_stride, rows, width, eps, out_width, out_units,
+    SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_FACTOR: tl.constexpr,
+    HAS_NEXT: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    """What is done with sums of a few rows of x before they are written."""
+    some: tl.constexpr = result.shape[0]
+    m = first_column + tl.arange(0, some)
+    count: tl.constexpr = result.shape[1]
+    n = tl.program_id(0) * count + tl.arange(0, count)
+    if GATE != NO_GATE:
+        part = tl.arange(0, count) // (count // 2)
+        n = part * out_width + tl.program_id(0) * (count // 2) + tl.arange(0, count) % (count // 2)
+    is_out = (m < x_rows)[:, None] & (n < rows)[None, :]
+    if HAS_FACTOR:
+        s = tl.arange(0, SQUARES)[None, :]
+        is_of_row = (m < x_rows)[:, None] & (s < width // 32)
+        of_row = tl.load(squares + m[:, None] * (width // 32) + s, mask=is_of_row, other=0.0)
+        result *= (1 / tl.sqrt(tl.sum(of_row, 1) / width + eps))[:, None]
+    if HAS_BIAS:
+        result += tl.load(bias + n, mask=n < rows, other=0.0)[None, :]
+    if HAS_RESIDUAL:
+        result += tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=is_out, other=0.0)
+    if GATE == NO_GATE:
+        tl.store(y + m[:, None] * y_stride + n[None, :], result, mask=is_out)
+        if HAS_NEXT:
+            lines: tl.constexpr = count // 32
+            sums = tl.sum(tl.reshape(result * result, [some, lines, 32]), 2)
+            line = tl.program_id(0) * lines + tl.arange(0, lines)
+            tl.store(out_squares + m[:, None] * (rows // 32) + line[None, :], sums, mask=(m < x_rows)[:, None])
+            write_next(out, out_marks, result * tl.load(next_weight + n)[None, :], m, x_rows, out_units)
+    else:
+        gate, up = tl.split(tl.permute(tl.reshape(result, [some, 2, count // 2]), (0, 2, 1)))
+        write_next(out, out_marks, activated(gate, GATE) * up, m, x_rows, out_units)
+    if HAS_NEXT and out_units * 32 != out_width:
+        fill_up(out, out_marks, m, x_rows, out_width, out_units)
+
+
+@triton.jit
 def mma_kernel(
     x, marks, squares, w_words, w_high, w_scales, w_shared, y, bias, residual, next_weight, out, out_marks, out_squares,
     x_rows, y_stride, residual_stride, rows, last_tile, width, eps, t_0, t_1, t_2, t_3,
     units: tl.constexpr, out_width: tl.constexpr, out_units: tl.constexpr, SQUARES: tl.constexpr, OFFSET: tl.constexpr,
-    TILES: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr, IS_ONE: tl.constexpr, GROUP: tl.constexpr,
+    TILES: tl.constexpr, SHARES: tl.constexpr, GROUP: tl.constexpr,
     FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HAS_FACTOR: tl.constexpr, HAS_NEXT: tl.constexpr, GATE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = Σ w[n] · x[m] for TILES · 16 rows n, SHARES warps for each 16, and 8 · COLUMNS rows m at most.
+    """y[n] = Σ w[n] · x for TILES · 16 rows n, SHARES warps for each 16.
 
     GATE: half of a program's tiles are of the matrix's first half and half of its
     second, which are gates and what they let through. Weights of AHEAD blocks are under way while one is multiplied.
@@ -89,14 +141,8 @@ def mma_kernel(
     warp, lane, place = thread // 32, thread % 32, thread % 4
     share = warp // TILES
     tile = tile_at(warp % TILES, TILES, out_width, last_tile, GATE)
-    column = lane // 4
-    if COLUMNS == 1:
-        column = tl.minimum(column, x_rows - 1)
-    if (FORM == TABLE) and (not IS_ONE):  # 128 more, so that no byte has a sign
-        t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
     zero = tl.zeros([threads], tl.float32)
-    none = (zero, zero, zero, zero)
-    sums, one = (none, none, none, none), (zero, zero)
+    sums = (zero, zero)
     w_0 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, share, lane, units, GROUP, FORM, SCALES)
     w_1, w_2, w_3 = w_0, w_0, w_0
     if AHEAD > 1:
@@ -107,9 +153,7 @@ def mma_kernel(
         w_2 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, at, lane, units, GROUP, FORM, SCALES)
         w_3 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, at + SHARES, lane, units, GROUP, FORM, SCALES)
     wait()
-    own_x, own_marks = x + (column * 16 + place * 4), marks + place * 8
-    if IS_ONE:
-        own_x, own_marks = x + place * 16, marks + place * 4
+    own_x, own_marks = x + place * 16, marks + place * 4
     for begin in tl.range(0, blocks, SHARES * AHEAD):
         for turn in tl.static_range(AHEAD):
             w = w_0 if turn == 0 else w_1 if turn == 1 else w_2 if turn == 2 else w_3
@@ -119,16 +163,10 @@ def mma_kernel(
                 after = at + AHEAD * SHARES
                 later = fetch_tile(w_words, w_high, w_scales, w_shared, tile, after, lane, units, GROUP, FORM, SCALES)
             block = tl.minimum(at, blocks - 1)
-            if IS_ONE:
-                one = add_block_to_one(
-                    one, w, own_x + block * 64, own_marks + block * 16, at < blocks, place, t_0, t_1, t_2, t_3,
-                    OFFSET, GROUP, FORM, SCALES, is_even,
-                )  # fmt: skip
-            else:
-                sums = add_block(
-                    sums, w, own_x + block * 512, own_marks + block * 128, at < blocks, t_0, t_1, t_2, t_3,
-                    units, OFFSET, COLUMNS, GROUP, FORM, SCALES, is_even,
-                )  # fmt: skip
+            sums = add_block_to_one(
+                sums, w, own_x + block * 64, own_marks + block * 16, at < blocks, place, t_0, t_1, t_2, t_3,
+                OFFSET, GROUP, FORM, SCALES, is_even,
+            )  # fmt: skip
             if turn == 0:
                 w_0 = later
             elif turn == 1:
@@ -137,19 +175,17 @@ def mma_kernel(
                 w_2 = later
             else:
                 w_3 = later
-    for c in tl.static_range(COLUMNS):
-        finish(
-            row_of(one, TILES, SHARES) if IS_ONE else tile_of(sums[c], TILES, SHARES), 8 * c, y, bias, residual,
-            squares, next_weight, out, out_marks, out_squares, x_rows, y_stride, residual_stride, rows, width, eps,
-            out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_FACTOR, HAS_NEXT, GATE,
-        )  # fmt: skip
+    finish(
+        row_of(sums, TILES, SHARES), 0, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
+        x_rows, y_stride, residual_stride, rows, width, eps, out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL,
+        HAS_FACTOR, HAS_NEXT, GATE,
+    )  # fmt: skip
 
 
 def multiply(
     x: Halves,
     packed: Packed,
     y: Tensor | None,
-    num_rows: int,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     following: Next | None = None,
@@ -157,9 +193,9 @@ def multiply(
     gate: int = 0,
     shape: tuple[int, int] | None = None,
 ) -> None:
-    """y = x · weightᵀ (+ bias) (+ residual) of up to MAX_ROWS rows, and more of it where asked.
+    """y = x · weightᵀ (+ bias) (+ residual) of a single row, and more of it where asked.
 
-    y, residual: float32 [num_rows, rows]. following: also y for a product behind a norm; gated: instead of y, the
+    y, residual: float32 [1, rows]. following: also y for a product behind a norm; gated: instead of y, the
     matrix's first half of results as a gate of its second, in the form that the next product reads (`may_gate`).
     shape: tiles of 16 rows of a program, and warps for each.
     """
@@ -178,15 +214,15 @@ def multiply(
         written if following is None else following.weight,
         *((x.words, written) if halves is None else (halves.words, halves.marks)),
         written if halves is None or halves.squares is None else halves.squares,
-        num_rows, 0 if y is None else y.stride(0), 0 if residual is None else residual.stride(0), packed.rows,
+        1, 0, 0, packed.rows,
         len(packed.words) - 1, packed.cols, x.eps, *layout.packed_table,
         units=packed.units, out_width=0 if halves is None else out_width,
         out_units=0 if halves is None else units_of(out_width),
         SQUARES=1 if x.squares is None else triton.next_power_of_2(packed.cols // UNIT), OFFSET=layout.offset,
-        TILES=tiles, SHARES=shares, COLUMNS=-(-num_rows // AT_ONCE), IS_ONE=num_rows == 1, GROUP=layout.group,
+        TILES=tiles, SHARES=shares, GROUP=layout.group,
         FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HAS_FACTOR=x.squares is not None, HAS_NEXT=halves is not None, GATE=gate if gated is not None else 0,
-        AHEAD=blocks_ahead(packed, num_rows, shares), num_warps=tiles * shares, enable_fp_fusion=False, **OPTIONS,
+        AHEAD=blocks_ahead(packed, shares), num_warps=tiles * shares, enable_fp_fusion=False, **OPTIONS,
     )  # fmt: skip
 
 
@@ -205,8 +241,8 @@ def shape_for(packed: Packed) -> tuple[int, int]:
     return (2, 2) if packed.rows >= MANY_ROWS else (2, 8 if packed.units >= NARROW else 4)
 
 
-def blocks_ahead(packed: Packed, num_rows: int, shares: int) -> int:
+def blocks_ahead(packed: Packed, shares: int) -> int:
     """Blocks of weights that a warp has under way, as was fastest there: what registers allow. No sum depends on it."""
-    most = 1 if num_rows > AT_ONCE else 2 if num_rows == 1 and packed.rows >= MANY_ROWS else 4
+    most = 2 if packed.rows >= MANY_ROWS else 4
     own = -(-packed.units // 4 // shares)
     return next(ahead for ahead in (4, 2, 1) if ahead <= most and own % ahead == 0)

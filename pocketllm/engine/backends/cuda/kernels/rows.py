@@ -8,7 +8,7 @@ from pocketllm.engine.backends.cuda.kernels.launch import wait
 from pocketllm.engine.backends.cuda.kernels.words import FLOAT_OF_INT, SECOND
 from pocketllm.engine.backends.cuda.packing import units_of
 
-FLOAT, HALF, UNITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FLOAT, HALF, UNITS, EIGHTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LARGEST = tl.constexpr(32511.0)
 """Of an integer whose two signed bytes are upper · 256 + lower."""
@@ -94,8 +94,41 @@ def write_halves(out, out_marks, value, row, line, units):
 
 
 @triton.jit
+def write_eights(out, out_sums, out_scales, value, row, units):
+    """A row as float16 times a power of two; of each half of a unit its sum as two float16, the second what the first
+    lacks.
+
+    Words lie as those of `write_halves`; of sums [eights, blocks, 8 rows, 4 units, 2 halves] (`several`).
+    value: [lines, 32]; rows end at `units`.
+    """
+    lines: tl.constexpr = value.shape[0]
+    # the largest becomes 1024 to 2048: sums of 16 stay in range
+    exponent = (tl.max(tl.max(tl.abs(value), 1), 0).to(tl.int32, bitcast=True) >> 23) - 137
+    exponent = tl.minimum(tl.maximum(exponent, -120), 116)
+    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    is_first = (tl.arange(0, 32) < 16)[None, :]
+    codes = (value * inverse * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
+    halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
+    line = tl.arange(0, lines)
+    is_in = (line < units)[:, None]
+    block, place = row // 8, row % 8
+    w = tl.arange(0, 16)[None, :]  # half, thread, pair
+    to = block * (units * 128) + line[:, None] * 128 + place * 16 + w // 2 % 4 * 4 + w // 8 * 2 + w % 2
+    bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
+    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
+    tl.store(out + to, words, mask=is_in)
+    high = halves.to(tl.float16)
+    low = (halves - high.to(tl.float32)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+    both = (high.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) | low
+    to = block * (units * 16) + (line // 4 * 64 + line % 4 * 2)[:, None] + place * 8 + tl.arange(0, 2)[None, :]
+    tl.store(out_sums + to, both, mask=is_in)
+    tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def rows_kernel(
-    x, up, weight, out, out_scales, x_stride, up_stride, width, units, eps,
+    x, up, weight, out, out_scales, out_sums, x_stride, up_stride, width, units, eps,
     LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_ONE: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or marks of units."""
@@ -119,6 +152,8 @@ def rows_kernel(
         inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
         tl.store(out + row * width + at, (value * inverse).to(tl.float16), mask=is_in)
         tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
+    elif OUT == EIGHTS:
+        write_eights(out, out_sums, out_scales, value, row, units)
     else:
         write_units(out, out_scales, value, row + line * 0, line, units, IS_ONE)
 
@@ -128,6 +163,7 @@ def write_rows(
     x: Tensor,
     *,
     scales: Tensor | None = None,
+    sums: Tensor | None = None,
     up: Tensor | None = None,
     gate: int = 0,
     weight: Tensor | None = None,
@@ -136,20 +172,22 @@ def write_rows(
     """out = rows of x (gated by `up`, or normed by `weight`), in the form that out's dtype says.
 
     x, up: float32 [rows, width], each row contiguous; out: float32, float16 (scales: [rows]), both [rows, width], or
-    int32, the words of `write_units` (scales: their marks), rows padded to whole eights.
+    int32, rows padded to whole eights: the words of `write_units` (scales: their marks), or with `sums` those of
+    `write_eights` (scales: [rows]).
     """
     import torch
 
     rows, width = x.shape
     form = {torch.float32: 0, torch.float16: 1, torch.int32: 2}[out.dtype]
-    whole_row = weight is not None or form == 1
-    units = units_of(width) if form == 2 else -(-width // 32)
+    form = 3 if sums is not None else form
+    whole_row = weight is not None or form in (1, 3)
+    units = units_of(width) if form >= 2 else -(-width // 32)
     lines = triton.next_power_of_2(units)
     if not whole_row:
         lines = min(lines, CHUNK // 32)
     rows_kernel[(rows, -(-units // lines))](
         x, x if up is None else up, x if weight is None else weight, out, out if scales is None else scales,
-        x.stride(0), 0 if up is None else up.stride(0), width, units, eps,
+        out if sums is None else sums, x.stride(0), 0 if up is None else up.stride(0), width, units, eps,
         LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, IS_ONE=rows == 1,
         num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
     )  # fmt: skip

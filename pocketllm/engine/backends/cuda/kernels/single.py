@@ -9,17 +9,29 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.fetch import opened
-from pocketllm.engine.backends.cuda.kernels.words import HALVES, K, bytes_of, dot_bytes, four_at, quad_sum
+from pocketllm.engine.backends.cuda.kernels.words import (
+    HALVES,
+    TABLE,
+    K,
+    bytes_of,
+    dot_bytes,
+    four_at,
+    look_up_both,
+    quad_sum,
+)
 
 
 @triton.jit
 def of_two_levels(
     w, v, high, upper_0, lower_0, upper_1, lower_1, zero, t_0, t_1, t_2, t_3,
-    S: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    S: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Products of unit S: of both halves, or of each."""
-    a = bytes_of(w[S], high[S // 2], high[S // 2], t_0, t_1, t_2, t_3, S, 0, FORM)
-    b = bytes_of(v[S], high[S // 2], high[S // 2], t_0, t_1, t_2, t_3, S, 1, FORM)
+    if FORM == TABLE:
+        a, b = look_up_both(w[S], t_0, t_1, t_2, t_3, OFFSET != 0)
+    else:
+        a = bytes_of(w[S], high[S // 2], high[S // 2], t_0, t_1, t_2, t_3, S, 0, FORM)
+        b = bytes_of(v[S], high[S // 2], high[S // 2], t_0, t_1, t_2, t_3, S, 1, FORM)
     upper, lower = dot_bytes(a, upper_0[S], zero), dot_bytes(a, lower_0[S], zero)
     if GROUP == 16:
         own = dot_bytes(b, upper_1[S], zero) * 256 + dot_bytes(b, lower_1[S], zero)
@@ -48,12 +60,11 @@ def add_row(
 ):  # fmt: skip
     """acc + what a thread's unit of one row gives with a single row of x: exact integers up to its scales."""
     w, v, high = fetched
-    upper_0, lower_0, upper_1, lower_1 = x
     zero = place & 0
-    d_0, e_0 = of_two_levels(w, v, high, upper_0, lower_0, upper_1, lower_1, zero, t_0, t_1, t_2, t_3, 0, GROUP, FORM)
-    d_1, e_1 = of_two_levels(w, v, high, upper_0, lower_0, upper_1, lower_1, zero, t_0, t_1, t_2, t_3, 1, GROUP, FORM)
-    d_2, e_2 = of_two_levels(w, v, high, upper_0, lower_0, upper_1, lower_1, zero, t_0, t_1, t_2, t_3, 2, GROUP, FORM)
-    d_3, e_3 = of_two_levels(w, v, high, upper_0, lower_0, upper_1, lower_1, zero, t_0, t_1, t_2, t_3, 3, GROUP, FORM)
+    d_0, e_0 = of_two_levels(w, v, high, *x, zero, t_0, t_1, t_2, t_3, 0, OFFSET, GROUP, FORM)
+    d_1, e_1 = of_two_levels(w, v, high, *x, zero, t_0, t_1, t_2, t_3, 1, OFFSET, GROUP, FORM)
+    d_2, e_2 = of_two_levels(w, v, high, *x, zero, t_0, t_1, t_2, t_3, 2, OFFSET, GROUP, FORM)
+    d_3, e_3 = of_two_levels(w, v, high, *x, zero, t_0, t_1, t_2, t_3, 3, OFFSET, GROUP, FORM)
     total = marks[1]
     if GROUP == 16:
         total = marks[2]

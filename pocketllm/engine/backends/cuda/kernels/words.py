@@ -12,6 +12,7 @@ from pocketllm.engine.backends.cuda.layouts import PER_SHARED, TILE_ROWS, Form, 
 NIBBLE_1, NIBBLE_2 = tl.constexpr(int(Form.NIBBLE_1)), tl.constexpr(int(Form.NIBBLE_2))
 BYTE, TABLE = tl.constexpr(int(Form.BYTE)), tl.constexpr(int(Form.TABLE))
 HALVES, K, SIGNED = tl.constexpr(int(Scales.HALVES)), tl.constexpr(int(Scales.K)), tl.constexpr(int(Scales.SIGNED))
+FLOAT = tl.constexpr(int(Scales.FLOAT))
 TILE, SHARED_VALUES = tl.constexpr(TILE_ROWS), tl.constexpr(PER_SHARED)
 LOOK_UP_ASSEMBLY = tl.constexpr(
     "{ .reg .b32 i, u, v; "
@@ -19,6 +20,19 @@ LOOK_UP_ASSEMBLY = tl.constexpr(
     "shr.b32 i, $1, 1; lop3.b32 i, i, 0x4444, 0x3210, 0xea; prmt.b32 $0, u, v, i; }"
 )
 """Bytes of a 16-byte table at the four lowest halves of bytes of a word: by three bits, then by the fourth."""
+LOOK_UP_BOTH = tl.constexpr(
+    "{ .reg .b32 i, s, u, v; "
+    "and.b32 i, $2, 0x77777777; shr.b32 s, $2, 1; lop3.b32 s, s, 0x44444444, 0x32103210, 0xea; "
+    "prmt.b32 u, $3, $4, i; prmt.b32 v, $5, $6, i; prmt.b32 $0, u, v, s; shr.b32 i, i, 16; shr.b32 s, s, 16; "
+    "prmt.b32 u, $3, $4, i; prmt.b32 v, $5, $6, i; prmt.b32 $1, u, v, s; }"
+)
+"""The same at all eight."""
+LOOK_UP_POSITIVE = tl.constexpr(
+    "{ .reg .b32 i, j, u, v; "
+    "xor.b32 j, $2, 0x88888888; prmt.b32 u, $3, $4, $2; prmt.b32 v, $5, $6, j; or.b32 $0, u, v; "
+    "shr.b32 i, $2, 16; shr.b32 j, j, 16; prmt.b32 u, $3, $4, i; prmt.b32 v, $5, $6, j; or.b32 $1, u, v; }"
+)
+"""The same of a table without negative numbers: where the fourth bit is set, `prmt` gives eight times a byte's sign."""
 SECOND = tl.constexpr(16.0)
 """What codes of a unit's second half are too large by on the tensor cores; x is as much smaller there."""
 FLOAT_OF_INT = tl.constexpr(0x4B400000)
@@ -48,6 +62,18 @@ def look_up(word, t_0, t_1, t_2, t_3):
         return tl.inline_asm_elementwise(
             LOOK_UP_ASSEMBLY, "=r,r,r,r,r,r", [word, t_0, t_1, t_2, t_3], dtype=tl.int32, is_pure=True, pack=1
         )
+
+
+@triton.jit
+def look_up_both(word, t_0, t_1, t_2, t_3, IS_POSITIVE: tl.constexpr):
+    """Entries of a table at a word's lower and upper four places; IS_POSITIVE: the table has no negative ones."""
+    if IS_INTERPRETED:
+        return look_up(word, t_0, t_1, t_2, t_3), look_up(word >> 16, t_0, t_1, t_2, t_3)
+    else:
+        return tl.inline_asm_elementwise(
+            LOOK_UP_POSITIVE if IS_POSITIVE else LOOK_UP_BOTH, "=&r,=&r,r,r,r,r,r", [word, t_0, t_1, t_2, t_3],
+            dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit

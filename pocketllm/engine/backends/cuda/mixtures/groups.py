@@ -117,6 +117,20 @@ def route_options(
     )  # fmt: skip
 
 
+def is_plain(routing: Routing) -> bool:
+    """Whether logits tell the order of experts: then they are ranked with little work (`kernels.routes.ranks_of`)."""
+    return routing.gating is Gating.SOFTMAX and routing.bias is None and routing.num_groups == 1
+
+
+def route(logits: Tensor, routing: Routing, ends: Ends, chosen: Tensor, weights: Tensor) -> None:
+    """Each row's experts, best first, and their weights."""
+    choice, scale, numbers, constants = route_options(routing, ends, logits)
+    warps = 4 if is_plain(routing) or constants["E"] <= 128 else 16
+    routes.routes_kernel[(len(logits),)](
+        logits, choice, scale, chosen, weights, *numbers, **constants, num_warps=warps
+    )  # fmt: skip
+
+
 def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool) -> Groups:
     """Route rows and put their pairs together by expert."""
     rows, experts = logits.shape
@@ -126,15 +140,14 @@ def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool) -> Gro
         return torch.empty(shape, dtype=dtype, device=device)
 
     chosen, weights = new(rows, routing.num_used), new(rows, routing.num_used, dtype=torch.float32)
-    choice, scale, numbers, constants = route_options(routing, ends, logits)
-    routes.routes_kernel[(rows,)](logits, choice, scale, chosen, weights, *numbers, **constants, num_warps=4)
+    route(logits, routing, ends, chosen, weights)
     each = room_for(count, experts) if are_many else AT_ONCE
     items = min(count, experts + count // each)
     groups = Groups(chosen, weights, new(count), new(items * each), new(items), new(items), new(1), each, are_many)
     chunk = min(routes.PAIRS_AT_ONCE, triton.next_power_of_2(count))
     routes.groups_kernel[(experts,)](
         chosen, groups.slots, groups.pairs, *groups.items, count,
-        E=constants["E"], EACH=each, CHUNK=max(chunk, 32), num_warps=4,
+        E=triton.next_power_of_2(experts), EACH=each, CHUNK=max(chunk, 32), num_warps=4,
     )  # fmt: skip
     return groups
 

@@ -26,7 +26,9 @@ from pocketllm.engine.backends.cuda.mixtures.groups import (
     floats_of,
     gathered,
     grouped,
+    is_plain,
     let_through,
+    route,
     route_options,
     source_of,
 )
@@ -124,6 +126,9 @@ class Mixtures:
         weights = torch.empty(used, dtype=torch.float32, device=device)
         gated = torch.empty(used, out_units * 16, dtype=torch.int32, device=device)
         marks = torch.empty(used, out_units * 4, dtype=torch.float32, device=device)
+        is_routed = not is_plain(experts.routing)
+        if is_routed:
+            route(logits, experts.routing, ends, chosen, weights)
         choice, scale, numbers, constants = route_options(experts.routing, ends, logits)
         shares = opening_shares(units_of(gate.cols))
         products.opening_one_kernel[(out_units, used)](
@@ -133,7 +138,8 @@ class Mixtures:
             units=units_of(gate.cols), inner=gate.rows, out_units=out_units,
             SQUARES=1 if x.squares is None else triton.next_power_of_2(gate.cols // UNIT), SHARES=shares, AHEAD=AHEAD,
             HAS_FACTOR=x.squares is not None, GATE=ends.gate, HAS_BIAS=ends.gate_bias is not None,
-            **constants, **form(gate.packed), num_warps=2 * shares, enable_fp_fusion=False, **OPTIONS,
+            IS_ROUTED=is_routed, **constants, **form(gate.packed),
+            num_warps=2 * shares, enable_fp_fusion=False, **OPTIONS,
         )  # fmt: skip
 
         def close(residual: Tensor | None, following: Next | None) -> Tensor:
@@ -143,19 +149,9 @@ class Mixtures:
 
     def _of_several(self, source: Source, logits: Tensor, experts: Experts, ends: Ends) -> Mixed:
         """Rows by expert."""
-        gate, up, down, used = experts.gate, experts.up, experts.down, experts.routing.num_used
         groups = grouped(logits, experts.routing, ends, self._products.is_prompt or len(logits) > FEW_ROWS)
-        if is_fused(experts) and not groups.are_many:
-            opened: Operand = open_several(gathered(source, groups, used), experts, groups, ends)
-        else:
-            x = gathered(source, groups, used) if isinstance(gate.held, Packed) or isinstance(up.held, Packed) else None
-            floats = floats_of(source)
-            both = [
-                product(floats if x is None or isinstance(matrix.held, Plain) else x, matrix, groups, used, bias)
-                for matrix, bias in ((gate, ends.gate_bias), (up, ends.up_bias))
-            ]
-            opened = let_through(both[0], both[1], down, groups, ends)
-        y = product(opened, down, groups, 1, ends.down_bias)
+        opened = open_several(source, experts, groups, ends)
+        y = product(opened, experts.down, groups, 1, ends.down_bias)
 
         def close(residual: Tensor | None, following: Next | None) -> Tensor:
             return summed(y, groups.weights, residual, following)
@@ -211,7 +207,22 @@ def biases(ends: Ends, otherwise: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def open_several(x: Halves, experts: Experts, groups: Groups, ends: Ends) -> Halves:
+def open_several(source: Source, experts: Experts, groups: Groups, ends: Ends) -> Operand:
+    """What gates let through, in the form that the second products read; all else is let go."""
+    gate, up, used = experts.gate, experts.up, experts.routing.num_used
+    if is_fused(experts) and not groups.are_many:
+        return open_few(gathered(source, groups, used), experts, groups, ends)
+    x = gathered(source, groups, used) if isinstance(gate.held, Packed) or isinstance(up.held, Packed) else None
+    floats = floats_of(source)
+    both = [
+        product(floats if x is None or isinstance(matrix.held, Plain) else x, matrix, groups, used, bias)
+        for matrix, bias in ((gate, ends.gate_bias), (up, ends.up_bias))
+    ]
+    opened: Operand = let_through(both[0], both[1], experts.down, groups, ends)
+    return opened
+
+
+def open_few(x: Halves, experts: Experts, groups: Groups, ends: Ends) -> Halves:
     """What gates let through, in the slots of x."""
     gate, up = experts.gate, experts.up
     out = new_halves(len(groups.pairs), gate.rows, x.words.device)

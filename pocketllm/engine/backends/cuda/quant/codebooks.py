@@ -28,7 +28,8 @@ def places_of_grid(name: str, quant_type: str, device: torch.device) -> Tensor:
     points = torch.from_numpy(grid(name)).to(torch.int32)
     if quant_type.startswith("IQ1"):
         return (points + 1).to(torch.uint8).to(device)
-    table = torch.tensor(LAYOUTS[quant_type].table[:NEGATIVE], dtype=torch.int32)
+    layout = LAYOUTS[quant_type]
+    table = torch.tensor(layout.table[:NEGATIVE], dtype=torch.int32) - layout.offset
     return (points[..., None] == table).to(torch.uint8).argmax(-1).to(torch.uint8).to(device)
 
 

@@ -40,10 +40,12 @@ def opening_one_kernel(
     SCALES: tl.constexpr, GATE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FACTOR: tl.constexpr, E: tl.constexpr,
     GATING: tl.constexpr, NUM_USED: tl.constexpr, NORMALIZED: tl.constexpr, HAS_CHOICE: tl.constexpr,
     HAS_SCALE: tl.constexpr, NUM_GROUPS: tl.constexpr, GROUPS_USED: tl.constexpr, BEST: tl.constexpr,
+    IS_ROUTED: tl.constexpr,
 ):  # fmt: skip
     """Of a single row and its expert of one rank, 32 values that the gate lets through, as the next product reads them.
 
-    Every program routes the row by itself: that is sooner done than another kernel begins. out: [NUM_USED, words].
+    Unless it IS_ROUTED, every program routes the row by itself: that is sooner done than another kernel begins. out:
+    [NUM_USED, words].
     """
     blocks: tl.constexpr = units // 4
     turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
@@ -52,14 +54,17 @@ def opening_one_kernel(
     warp, lane, place = thread // 32, thread % 32, thread % 4
     share, unit, number = warp // 2, tl.program_id(0), tl.program_id(1)
     wait()
-    rank, weight = routes_of(
-        logits, choice_bias, expert_scale, experts, scale, E, GATING, NUM_USED, NORMALIZED, HAS_CHOICE, HAS_SCALE,
-        NUM_GROUPS, GROUPS_USED, BEST,
-    )  # fmt: skip
-    expert, own = expert_at(rank, weight, number, experts, E)
-    if unit == 0:
-        tl.store(chosen + number, expert)
-        tl.store(weights + number, own)
+    if IS_ROUTED:
+        expert = tl.load(chosen + number)
+    else:
+        rank, weight = routes_of(
+            logits, choice_bias, expert_scale, experts, scale, E, GATING, NUM_USED, NORMALIZED, HAS_CHOICE, HAS_SCALE,
+            NUM_GROUPS, GROUPS_USED, BEST,
+        )  # fmt: skip
+        expert, own = expert_at(rank, weight, number, experts, E)
+        if unit == 0:
+            tl.store(chosen + number, expert)
+            tl.store(weights + number, own)
     value = tl.zeros([1, 32], tl.float32)
     if unit < inner // 32:
         tile = (expert * (inner // 16) + unit * 2 + warp % 2).to(tl.int64)
