@@ -97,11 +97,13 @@ def test_a_small_cache_is_left_to_those_who_use_it() -> None:
 def test_a_cache_goes_while_it_is_touched_and_in_a_forked_child() -> None:
     done = script(
         """
-import os, sys
+import os, sys, time
 from pocketllm.engine.backends.cpu.ops import CpuOps
 ops = CpuOps(2)
-for _ in range(20):
-    ops.new_kv_cache(4, 8, 64, 64, 1024, 16)
+for number in range(20):
+    cache = ops.new_kv_cache(4, 8, 64, 64, 1024, 16)
+    time.sleep(number / 4000)
+    del cache
 cache = ops.new_kv_cache(4, 8, 64, 64, 1024, 16)
 child = os.fork()
 if child == 0:
@@ -110,7 +112,8 @@ if child == 0:
 _, status = os.waitpid(child, 0)
 del cache
 sys.exit(os.waitstatus_to_exitcode(status))
-"""
+""",
+        timeout=20,
     )
 
     assert (done.returncode, done.stderr) == (0, "")
