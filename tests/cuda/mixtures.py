@@ -1,6 +1,7 @@
 """Checks of mixtures of experts against the reference backend: in Triton's interpreter, or on a GPU.
 
-usage: python -m tests.cuda.mixtures [types] [routes] [unsure] [kinds] [steps]   (TRITON_INTERPRET=1 without a GPU)
+usage: python -m tests.cuda.mixtures [types] [routes] [unsure] [kinds] [handed_on] [steps]
+           (TRITON_INTERPRET=1 without a GPU)
        python -m tests.cuda.mixtures [large] [times]   (on a GPU)
 """
 
@@ -238,6 +239,35 @@ def steps() -> None:
         assert (wrong := error(got, sessions[1].logits(batch))) < 1e-3, (starts, wrong)
 
 
+def handed_on() -> None:
+    """A row by itself whose experts' sum, with the residual, is what the next product reads behind a norm."""
+    data, weight = blocks("Q8_0", 32, 96), RANDOM.standard_normal(96).astype(np.float32)
+    for kinds in (("Q8_0",) * 3, ("Q4_0", "Q8_0", "Q8_0"), ("F16",) * 3):
+        case = Case(kinds, 3, 96, 32, dict(SOFTMAX))
+        held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
+        last = {ops: Projection(ops.load_matrix(data, "Q8_0", (32, 96))) for ops in held}
+        KEPT.append((held, last))
+        x = RANDOM.standard_normal((1, 96)).astype(np.float32)
+
+        def after(ops: Any, held: Any = held, last: Any = last, x: Any = x) -> Any:
+            total = ops.add(rows(ops, x), ops.mixture(rows(ops, x), held[ops]))
+            [y] = ops.project(ops.rms_norm(total, Norm(ops.load_vector(weight), 1e-5)), last[ops])
+            return y
+
+        with decode_step():
+            assert (wrong := compared(after)) < 1e-3, (kinds, wrong)
+
+
+@contextmanager
+def decode_step() -> Iterator[None]:
+    """What decode steps put off is put off."""
+    CUDA._products.is_decode = True
+    try:
+        yield
+    finally:
+        CUDA._products.is_decode = False
+
+
 def large() -> None:
     """Matrices of a real size, a few rows and many; rows give the same bits beside others. On a GPU."""
     for down in ("Q4_K", "Q6_K"):
@@ -285,7 +315,7 @@ def copied(matrices: ExpertMatrices) -> ExpertMatrices:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    part.__name__: part for part in (types, many, routes, unsure, kinds, steps, large, times)
+    part.__name__: part for part in (types, many, routes, unsure, kinds, handed_on, steps, large, times)
 }
 
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
-@pytest.mark.parametrize("parts", [("routes", "unsure", "kinds", "steps"), ("many", "types")], ids="-".join)
+@pytest.mark.parametrize(
+    "parts", [("routes", "unsure", "kinds", "steps"), ("many", "types", "handed_on")], ids="-".join
+)
 def test_mixtures_agree_with_the_reference_whatever_was_in_memory_and_every_time(parts: tuple[str, ...]) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(

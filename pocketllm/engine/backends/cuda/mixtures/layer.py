@@ -288,8 +288,9 @@ def close_one(
 
 
 def summed(parts: Tensor, weights: Tensor, residual: Tensor | None, following: Next | None) -> Tensor:
-    """(residual +) Σ weight · part in the order of ranks: [rows, out]."""
+    """(residual +) Σ weight · part in the order of ranks: [rows, out]; following: of a single row."""
     rows, used = weights.shape
+    assert following is None or rows == 1, rows
     width = parts.shape[1]
     y = torch.empty(rows, width, dtype=torch.float32, device=parts.device)
     next_weight, words, marks, squares = next_parts(following, y)

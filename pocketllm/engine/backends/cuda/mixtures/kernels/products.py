@@ -119,7 +119,7 @@ def closing_one_kernel(
 ):  # fmt: skip
     """32 values of y = (residual +) Σ weight · (w[expert] · x[rank] (+ bias)) over a single row's experts.
 
-    The warps that share rows take turns at all blocks of all experts. HAS_NEXT: as `endings.finish`.
+    The warps that share rows take turns at all blocks of all experts. HAS_NEXT: as `mma.finish`.
     """
     works: tl.constexpr = NUM_USED * (units // 4)
     turns: tl.constexpr = (works + SHARES - 1) // SHARES
@@ -196,7 +196,7 @@ def opening_kernel(
             thread = tl.arange(0, 64 * SHARES)
             warp, lane, place = thread // 32, thread % 32, thread % 4
             share, column = warp // 2, tl.minimum(lane // 4, count - 1)
-            if FORM == TABLE:  # as in `mma`: no byte has a sign
+            if FORM == TABLE:  # as in `several`: no byte has a sign
                 t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
             tile = (expert * (inner // 16) + unit * 2 + warp % 2).to(tl.int64)
             own_x = x + item.to(tl.int64) * (units * 128) + column * 16 + place * 4

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_halves
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes, write_halves
 
 SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
 BOUNDED = tl.constexpr(3)
@@ -226,7 +226,8 @@ def sum_kernel(
     parts, weights, residual, y, next_weight, out, out_marks, out_squares, residual_stride, width, out_units,
     NUM_USED: tl.constexpr, LINES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """y[t] = (residual +) Σ weight · part over a token's pairs, rank after rank; HAS_NEXT: as `endings.finish`."""
+    """y[t] = (residual +) Σ weight · part over a token's pairs, rank after rank; HAS_NEXT: as `mma.finish`, of a single
+    token."""
     wait()
     token = tl.program_id(0).to(tl.int64)
     line = tl.program_id(1) * LINES + tl.arange(0, LINES)
@@ -242,4 +243,4 @@ def sum_kernel(
     if HAS_NEXT:
         tl.store(out_squares + token * (width // 32) + line, tl.sum(total * total, 1), mask=line < width // 32)
         total *= tl.load(next_weight + at, mask=is_in, other=0.0)
-        write_halves(out, out_marks, total, token + line * 0, line, out_units)
+        write_bytes(out, out_marks, total, line, out_units)
