@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no-mincore: whi
 PAGE = 4096
 HUGE_PAGE = 2 << 20
 AHEAD = 32 << 20
-"""kTouchedAhead in native/runtime/touch.h."""
+"""kTouchedAhead in native/runtime/memory/touch.h."""
 BLOCK_SIZE, HEADS, DIM = 16, 8, 64
 BLOCK_BYTES = BLOCK_SIZE * HEADS * 2 * DIM * 2 * 4
 """Of keys and values in float16 of four layers: 128 KiB."""

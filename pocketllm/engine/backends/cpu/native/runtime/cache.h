@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels.h"
-#include "runtime/memory.h"
-#include "runtime/touch.h"
+#include "runtime/memory/regions.h"
+#include "runtime/memory/touch.h"
 
 namespace pocketllm {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/touch.h"
+#include "runtime/memory/touch.h"
 
 namespace pocketllm {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "runtime/cache.h"
-#include "runtime/memory.h"
+#include "runtime/memory/regions.h"
 #include "runtime/phase.h"
-#include "runtime/pool.h"
+#include "runtime/threads/pool.h"
 
 namespace pocketllm {
 

@@ -1,4 +1,4 @@
-#include "runtime/memory.h"
+#include "runtime/memory/regions.h"
 
 #include <sys/mman.h>
 

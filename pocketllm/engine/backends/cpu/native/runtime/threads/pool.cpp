@@ -1,4 +1,4 @@
-#include "runtime/pool.h"
+#include "runtime/threads/pool.h"
 
 #include <atomic>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/thread.h"
+#include "runtime/threads/thread.h"
 
 namespace pocketllm {
 

@@ -1,4 +1,4 @@
-#include "runtime/touch.h"
+#include "runtime/memory/touch.h"
 
 #ifdef __linux__
 #include <sys/resource.h>
@@ -10,9 +10,9 @@
 #include <system_error>
 #include <thread>
 
-#include "runtime/memory.h"
-#include "runtime/pool.h"
-#include "runtime/thread.h"
+#include "runtime/memory/regions.h"
+#include "runtime/threads/pool.h"
+#include "runtime/threads/thread.h"
 
 namespace pocketllm {
 

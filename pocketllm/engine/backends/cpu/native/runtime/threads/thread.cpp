@@ -1,4 +1,4 @@
-#include "runtime/thread.h"
+#include "runtime/threads/thread.h"
 
 #include <pthread.h>
 #include <signal.h>
