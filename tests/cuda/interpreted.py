@@ -92,6 +92,12 @@ def products() -> None:
             return ops.project_add(ops.silu_mul(rows(ops, x), rows(ops, x)), first, ops.add(y, z))
 
         assert compared(both) < 1e-3, tokens
+    first = Projection(CUDA.load_matrix(data, "Q4_K", (8, 256)))
+    CUDA.project(torch.ones(2, 256), first)
+    known = weakref.ref(first)
+    del first
+    gc.collect()
+    assert known() is not None  # it is known by its identity, which no other may come to have
 
 
 def rows_and_heads() -> None:

@@ -98,13 +98,8 @@ def compared(make: Callable[[Any], Any], twice: bool = False) -> float:
     return error(got, REFERENCE.to_numpy(make(REFERENCE)))
 
 
-KEPT: list[Any] = []
-"""A backend knows projections by their identity for as long as it lives, so that they must live as long."""
-
-
 def mixed(case: Case, x: Any) -> Callable[[Any], Any]:
     held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
-    KEPT.append(held)
     return lambda ops: ops.mixture(rows(ops, x), held[ops])
 
 
@@ -209,7 +204,6 @@ def kinds() -> None:
     same, mixed_types = Case(("Q8_0",) * 3, *shape, dict(SOFTMAX)), Case(("Q4_0", "Q8_0", "F16"), *shape, dict(SOFTMAX))
     for case in (same, mixed_types):
         held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
-        KEPT.append(held)
         for count in (1, 2) if case is same else (1,):
             x, y = (RANDOM.standard_normal((count, 64)).astype(np.float32) * 2 for _ in range(2))
 
@@ -246,7 +240,6 @@ def handed_on() -> None:
         case = Case(kinds, 3, 96, 32, dict(SOFTMAX))
         held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
         last = {ops: Projection(ops.load_matrix(data, "Q8_0", (32, 96))) for ops in held}
-        KEPT.append((held, last))
         x = RANDOM.standard_normal((1, 96)).astype(np.float32)
 
         def after(ops: Any, held: Any = held, last: Any = last, x: Any = x) -> Any:
@@ -273,7 +266,6 @@ def large() -> None:
     for down in ("Q4_K", "Q6_K"):
         case = Case(("Q4_K", "Q4_K", down), 16, 2048, 768, SOFTMAX | {"num_used": 8})
         held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
-        KEPT.append(held)
         x = RANDOM.standard_normal((200, 2048)).astype(np.float32)
         of = {count: CUDA.to_numpy(CUDA.mixture(rows(CUDA, x[:count]), held[CUDA])) for count in (1, 2, 8, 24, 32, 200)}
         want = REFERENCE.to_numpy(REFERENCE.mixture(rows(REFERENCE, x), held[REFERENCE]))

@@ -301,8 +301,12 @@ class Binder:
         return Projection(
             self.matrix(f"{name}.weight"),
             self.vector(bias) if bias in self.checkpoint.tensors else None,
-            is_wide=name.rpartition(".")[2] in self.wide,
+            is_wide=self.is_wide(name),
         )
+
+    def is_wide(self, name: str) -> bool:
+        """Whether rows that meet the matrix of this name without `.weight` keep 16 bits (`ModelCapability.wide`)."""
+        return name.rpartition(".")[2] in self.wide
 
     def router(self, block: str) -> Projection:
         """What scores the experts of a block such as `blk.0.`: decoded where it is packed, as it is small.
@@ -329,7 +333,8 @@ class Binder:
         packed = self.checkpoint.data(f"{name}.weight").reshape(num_rows, -1)
         return tuple(
             Projection(
-                self.ops.load_matrix(packed[part.reshape(-1)].reshape(-1), tensor.quant_type, (part.size, width))
+                self.ops.load_matrix(packed[part.reshape(-1)].reshape(-1), tensor.quant_type, (part.size, width)),
+                is_wide=self.is_wide(name),
             )
             for part in parts
         )
@@ -338,7 +343,7 @@ class Binder:
         """The head: the file's own, or the embedding where it is tied."""
         if "output.weight" in self.checkpoint.tensors:
             return self.projection("output")
-        return Projection(embedding, is_wide="output" in self.wide)
+        return Projection(embedding, is_wide=self.is_wide("output"))
 
     def experts(self, name: str) -> Weight:
         """Matrices of all experts by their name without `.weight`."""

@@ -159,7 +159,8 @@ class Products:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._runs: dict[tuple[int, ...], list[Run]] = {}
+        self._runs: dict[tuple[int, ...], tuple[Sequence[Projection], list[Run]]] = {}
+        """By the identities of projections, which are kept with them: no other one may come to have the same."""
         self._unpacked: Tensor | None = None
         self.is_decode = False
         """Whether a step of nothing but single tokens is being run: then products are put off until they are read."""
@@ -202,8 +203,8 @@ class Products:
         """Neighbors of one layout put together, once."""
         key = tuple(id(projection) for projection in projections)
         if key not in self._runs:
-            self._runs[key] = make_runs(projections)
-        return self._runs[key]
+            self._runs[key] = projections, make_runs(projections)
+        return self._runs[key][1]
 
     def _large(
         self, x: Tensor, scale: Tensor, packed: Packed, out: Tensor, bias: Tensor | None, residual: Tensor | None

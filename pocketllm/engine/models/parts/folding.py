@@ -5,7 +5,7 @@ family computes as if the file held the matrices themselves.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -137,19 +137,24 @@ class FoldedBinder(Binder):
         projection = super().projection(name)
         if not isinstance(projection.weight, FoldedTable):
             return projection
-        return FoldedProjection(projection.weight.weight, projection.bias, projection.weight.rotation)
+        return folded(replace(projection, weight=projection.weight.weight), projection.weight.rotation)
 
     def rows(self, name: str, *parts: npt.NDArray[np.integer]) -> tuple[Projection, ...]:
         rotation = self.rotations.get(f"{name}.weight")
         found = super().rows(name, *parts)
-        return found if rotation is None else tuple(FoldedProjection(p.weight, p.bias, rotation) for p in found)
+        return found if rotation is None else tuple(folded(part, rotation) for part in found)
 
     def head(self, embedding: Weight) -> Projection:
         """A row that was folded for looking up is folded for multiplying, too: the rotation is orthogonal."""
         head = super().head(embedding)
         if not isinstance(head.weight, FoldedTable):
             return head
-        return FoldedProjection(head.weight.weight, head.bias, head.weight.rotation)
+        return folded(replace(head, weight=head.weight.weight), head.weight.rotation)
+
+
+def folded(projection: Projection, rotation: Hadamard) -> FoldedProjection:
+    """The same, of an input that is to be rotated."""
+    return FoldedProjection(projection.weight, projection.bias, rotation, is_wide=projection.is_wide)
 
 
 class FoldedOps:
@@ -193,4 +198,4 @@ def folded_binder(bind: Binder, folding: Folding) -> FoldedBinder:
     shared = {width: Hadamard(folding.block, bind.ops.load_vector(signs)) for width, signs in folding.signs.items()}
     names = folding.names | folding.inverse_names
     rotations = {name: shared[bind.checkpoint.tensors[name].shape[-1]] for name in names}
-    return FoldedBinder(bind.checkpoint, cast(Ops, FoldedOps(bind.ops)), bind.eps, rotations)
+    return FoldedBinder(bind.checkpoint, cast(Ops, FoldedOps(bind.ops)), bind.eps, rotations, wide=bind.wide)
