@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_units
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes
 from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_of
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
@@ -28,7 +28,8 @@ NARROW = 64
 
 @dataclass
 class Halves:
-    """Rows of x in sixteen bits as products read them (`rows.write_units`), a factor for each row still to come.
+    """A row of x in sixteen bits as products read it (`rows.write_bytes`), a factor for it still to come; or rows of
+    mixtures (`rows.write_halves`).
 
     words: int32 [eights, units · 128]; marks: float32 [eights, units · 32]; of a single row an eighth is used.
     """
@@ -59,71 +60,62 @@ def tile_at(number, TILES: tl.constexpr, out_width, last_tile, GATE: tl.constexp
 
 
 @triton.jit
-def write_next(out, out_marks, value, m, x_rows, units):
-    """A program's part of rows for the next product: value [rows, whole units], m [rows]."""
-    rows: tl.constexpr = value.shape[0]
+def write_next(out, out_marks, value, units):
+    """A program's part of the row for the next product: value [1, whole units]."""
     lines: tl.constexpr = value.shape[1] // 32
-    row = tl.reshape(tl.broadcast_to(m[:, None], [rows, lines]), [rows * lines])
-    line = tl.program_id(0) * lines + tl.arange(0, lines)[None, :] + tl.zeros([rows, 1], tl.int32)
-    line = tl.where(row < x_rows, tl.reshape(line, [rows * lines]), units)
-    write_units(out, out_marks, tl.reshape(value, [rows * lines, 32]), row, line, units, rows == 1)
+    line = tl.program_id(0) * lines + tl.arange(0, lines)
+    write_bytes(out, out_marks, tl.reshape(value, [lines, 32]), line, units)
 
 
 @triton.jit
-def fill_up(out, out_marks, m, x_rows, width, units):
-    """Zeros from a row's last unit up to the end of its last block, by the program with that unit."""
-    rows: tl.constexpr = m.shape[0]
-    after = width // 32 + tl.arange(0, 4)[None, :] + tl.zeros([rows, 1], tl.int32)
-    is_last = (tl.program_id(0) == tl.num_programs(0) - 1) & (m < x_rows)
-    after = tl.reshape(tl.where(is_last[:, None], after, units), [rows * 4])
-    row = tl.reshape(tl.broadcast_to(m[:, None], [rows, 4]), [rows * 4])
-    write_units(out, out_marks, tl.zeros([rows * 4, 32], tl.float32), row, after, units, rows == 1)
+def fill_up(out, out_marks, width, units):
+    """Zeros from the row's last unit up to the end of its last block, by the program with that unit."""
+    after = width // 32 + tl.arange(0, 4)
+    after = tl.where(tl.program_id(0) == tl.num_programs(0) - 1, after, units)
+    write_bytes(out, out_marks, tl.zeros([4, 32], tl.float32), after, units)
 
 
 @triton.jit
 def finish(
-    result, first_column, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
-    x_rows, y_stride, residual_stride, rows, width, eps, out_width, out_units,
+    result, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
+    rows, width, eps, out_width, out_units,
     SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_FACTOR: tl.constexpr,
     HAS_NEXT: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """What is done with sums of a few rows of x before they are written."""
-    some: tl.constexpr = result.shape[0]
-    m = first_column + tl.arange(0, some)
+    """What is done with a row's sums, [1, rows of the program], before they are written."""
     count: tl.constexpr = result.shape[1]
     n = tl.program_id(0) * count + tl.arange(0, count)
     if GATE != NO_GATE:
         part = tl.arange(0, count) // (count // 2)
         n = part * out_width + tl.program_id(0) * (count // 2) + tl.arange(0, count) % (count // 2)
-    is_out = (m < x_rows)[:, None] & (n < rows)[None, :]
+    is_out = (n < rows)[None, :]
     if HAS_FACTOR:
         s = tl.arange(0, SQUARES)[None, :]
-        is_of_row = (m < x_rows)[:, None] & (s < width // 32)
-        of_row = tl.load(squares + m[:, None] * (width // 32) + s, mask=is_of_row, other=0.0)
+        of_row = tl.load(squares + s, mask=s < width // 32, other=0.0)
         result *= (1 / tl.sqrt(tl.sum(of_row, 1) / width + eps))[:, None]
     if HAS_BIAS:
         result += tl.load(bias + n, mask=n < rows, other=0.0)[None, :]
     if HAS_RESIDUAL:
-        result += tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=is_out, other=0.0)
+        result += tl.load(residual + n[None, :], mask=is_out, other=0.0)
     if GATE == NO_GATE:
-        tl.store(y + m[:, None] * y_stride + n[None, :], result, mask=is_out)
+        tl.store(y + n[None, :], result, mask=is_out)
         if HAS_NEXT:
             lines: tl.constexpr = count // 32
-            sums = tl.sum(tl.reshape(result * result, [some, lines, 32]), 2)
+            sums = tl.sum(tl.reshape(result * result, [1, lines, 32]), 2)
             line = tl.program_id(0) * lines + tl.arange(0, lines)
-            tl.store(out_squares + m[:, None] * (rows // 32) + line[None, :], sums, mask=(m < x_rows)[:, None])
-            write_next(out, out_marks, result * tl.load(next_weight + n)[None, :], m, x_rows, out_units)
+            tl.store(out_squares + line[None, :], sums)
+            write_next(out, out_marks, result * tl.load(next_weight + n)[None, :], out_units)
     else:
-        gate, up = tl.split(tl.permute(tl.reshape(result, [some, 2, count // 2]), (0, 2, 1)))
-        write_next(out, out_marks, activated(gate, GATE) * up, m, x_rows, out_units)
+        gate, up = tl.split(tl.permute(tl.reshape(result, [1, 2, count // 2]), (0, 2, 1)))
+        write_next(out, out_marks, activated(gate, GATE) * up, out_units)
     if HAS_NEXT and out_units * 32 != out_width:
-        fill_up(out, out_marks, m, x_rows, out_width, out_units)
+        fill_up(out, out_marks, out_width, out_units)
 
 
 @triton.jit
 def mma_kernel(
     x, marks, squares, w_words, w_high, w_scales, w_shared, y, bias, residual, next_weight, out, out_marks, out_squares,
-    x_rows, y_stride, residual_stride, rows, last_tile, width, eps, t_0, t_1, t_2, t_3,
+    rows, last_tile, width, eps, t_0, t_1, t_2, t_3,
     units: tl.constexpr, out_width: tl.constexpr, out_units: tl.constexpr, SQUARES: tl.constexpr, OFFSET: tl.constexpr,
     TILES: tl.constexpr, SHARES: tl.constexpr, GROUP: tl.constexpr,
     FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
@@ -131,8 +123,8 @@ def mma_kernel(
 ):  # fmt: skip
     """y[n] = Σ w[n] · x for TILES · 16 rows n, SHARES warps for each 16.
 
-    GATE: half of a program's tiles are of the matrix's first half and half of its
-    second, which are gates and what they let through. Weights of AHEAD blocks are under way while one is multiplied.
+    GATE: half of a program's tiles are of the matrix's first half and half of its second, which are gates and what they
+    let through. Weights of AHEAD blocks are under way while one is multiplied.
     """
     blocks: tl.constexpr = units // 4
     is_even: tl.constexpr = blocks % (SHARES * AHEAD) == 0
@@ -176,9 +168,8 @@ def mma_kernel(
             else:
                 w_3 = later
     finish(
-        row_of(sums, TILES, SHARES), 0, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
-        x_rows, y_stride, residual_stride, rows, width, eps, out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL,
-        HAS_FACTOR, HAS_NEXT, GATE,
+        row_of(sums, TILES, SHARES), y, bias, residual, squares, next_weight, out, out_marks, out_squares,
+        rows, width, eps, out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_FACTOR, HAS_NEXT, GATE,
     )  # fmt: skip
 
 
@@ -214,8 +205,7 @@ def multiply(
         written if following is None else following.weight,
         *((x.words, written) if halves is None else (halves.words, halves.marks)),
         written if halves is None or halves.squares is None else halves.squares,
-        1, 0, 0, packed.rows,
-        len(packed.words) - 1, packed.cols, x.eps, *layout.packed_table,
+        packed.rows, len(packed.words) - 1, packed.cols, x.eps, *layout.packed_table,
         units=packed.units, out_width=0 if halves is None else out_width,
         out_units=0 if halves is None else units_of(out_width),
         SQUARES=1 if x.squares is None else triton.next_power_of_2(packed.cols // UNIT), OFFSET=layout.offset,

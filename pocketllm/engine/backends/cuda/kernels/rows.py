@@ -55,15 +55,6 @@ def write_bytes(out, out_marks, value, line, units):
 
 
 @triton.jit
-def write_units(out, out_marks, value, row, line, units, IS_ONE: tl.constexpr):
-    """Units of rows as the next product reads them; IS_ONE: of a step of one row."""
-    if IS_ONE:
-        write_bytes(out, out_marks, value, line, units)
-    else:
-        write_halves(out, out_marks, value, row, line, units)
-
-
-@triton.jit
 def write_halves(out, out_marks, value, row, line, units):
     """Units of 32 values of rows as float16 times a power of two; of each unit that, its sum and its halves' sums.
 
@@ -129,7 +120,7 @@ def write_eights(out, out_sums, out_scales, value, row, units):
 @triton.jit
 def rows_kernel(
     x, up, weight, out, out_scales, out_sums, x_stride, up_stride, width, units, eps,
-    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_ONE: tl.constexpr,
+    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or marks of units."""
     wait()
@@ -155,7 +146,7 @@ def rows_kernel(
     elif OUT == EIGHTS:
         write_eights(out, out_sums, out_scales, value, row, units)
     else:
-        write_units(out, out_scales, value, row + line * 0, line, units, IS_ONE)
+        write_bytes(out, out_scales, value, line, units)
 
 
 def write_rows(
@@ -172,14 +163,15 @@ def write_rows(
     """out = rows of x (gated by `up`, or normed by `weight`), in the form that out's dtype says.
 
     x, up: float32 [rows, width], each row contiguous; out: float32, float16 (scales: [rows]), both [rows, width], or
-    int32, rows padded to whole eights: the words of `write_units` (scales: their marks), or with `sums` those of
-    `write_eights` (scales: [rows]).
+    int32: of a single row the words of `write_bytes` (scales: their marks), or with `sums` those of `write_eights`
+    (scales: [rows]), rows padded to whole eights.
     """
     import torch
 
     rows, width = x.shape
     form = {torch.float32: 0, torch.float16: 1, torch.int32: 2}[out.dtype]
     form = 3 if sums is not None else form
+    assert form != 2 or rows == 1, rows
     whole_row = weight is not None or form in (1, 3)
     units = units_of(width) if form >= 2 else -(-width // 32)
     lines = triton.next_power_of_2(units)
@@ -188,6 +180,6 @@ def write_rows(
     rows_kernel[(rows, -(-units // lines))](
         x, x if up is None else up, x if weight is None else weight, out, out if scales is None else scales,
         out if sums is None else sums, x.stride(0), 0 if up is None else up.stride(0), width, units, eps,
-        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, IS_ONE=rows == 1,
+        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None,
         num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
     )  # fmt: skip
