@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BACKEND = ROOT / "pocketllm" / "engine" / "backends" / "cpu"
 MINIMUM_TORCH = (2, 9)
+PROGRESS_S = 20
 HAS_TORCH = f"""
 import importlib.metadata as m, re, sys
 try:
@@ -67,13 +68,25 @@ def size_of(url: str) -> int | None:
         return None
 
 
+def without_native() -> dict[str, str]:
+    """The environment for a pip that shall not compile: its metadata alone would cost the whole build, unannounced."""
+    return {**os.environ, "POCKETLLM_NATIVE": "off"}
+
+
+def is_cuda_library(name: str) -> bool:
+    """Whether a package is one of CUDA's own, which torch brings along; nvidia-ml-py, which all get, is not."""
+    return name.startswith(("nvidia-cu", "cuda-"))
+
+
 def announce(python: Path, arguments: list[str]) -> None:
     """Say what pip would download, and how much, before it starts."""
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run", "--report", "-"]
-    answer = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
-    if answer.returncode != 0:
-        stop(f"pip cannot resolve the dependencies:\n{answer.stderr.strip()}")
-    items = json.loads(answer.stdout)["install"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*pip, *arguments], stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=without_native())
+    report, errors = finish(process, "asking which packages are needed")
+    if process.returncode != 0:
+        stop(f"pip cannot resolve the dependencies:\n{errors.strip()}")
+    items = json.loads(report)["install"]
     wanted = [(item["metadata"]["name"], item["download_info"]["url"]) for item in items]
     sizes = [size_of(url) for _, url in wanted]
     unknown = sum(size is None for size in sizes)
@@ -83,12 +96,13 @@ def announce(python: Path, arguments: list[str]) -> None:
         + (f" and {unknown} of unknown size" * bool(unknown))
     )
     has_gpu = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
-    if any(name.startswith(("nvidia-", "cuda-")) for name, _ in wanted) and not has_gpu:
+    if any(is_cuda_library(name) for name, _ in wanted) and not has_gpu:
         say("this torch carries CUDA libraries and no NVIDIA GPU is seen here; to take the small CPU build instead,")
         say("stop now and run: make demo TORCH_INDEX=<address of PyTorch's CPU package index>")
 
 
 def install(python: Path, extra: str, torch_index: str) -> None:
+    """The packages; the native library is built afterwards, so that it is said when."""
     project = f"-e{ROOT}[{extra}]" if extra else f"-e{ROOT}"
     constraints = [] if installed_torch(python) else ["-c", str(ROOT / "constraints.txt")]
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -96,14 +110,14 @@ def install(python: Path, extra: str, torch_index: str) -> None:
         say("installing torch from TORCH_INDEX")
         run([*pip, "--index-url", torch_index, *constraints, "torch"])
     announce(python, [*constraints, project])
-    run([*pip, *constraints, project])
+    run([*pip, *constraints, project], env=without_native())
 
 
 def build_native(python: Path) -> None:
-    """Compile again what changed of the native library; every package it needs is there."""
+    """Compile what is new of the native library; every package it needs is there."""
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    say("the sources of the native CPU library changed: building it again")
-    run([*pip, f"-e{ROOT}"])
+    say("building the native CPU library (minutes on two cores, less on more)")
+    run([*pip, f"-e{ROOT}"], "building the native CPU library")
 
 
 def report_native() -> None:
@@ -114,16 +128,21 @@ def report_native() -> None:
         say("the slow reference backend runs in its place; once a C++17 compiler is there, run the same command again")
 
 
-def run(command: list[str | Path]) -> None:
-    process, started_s = subprocess.Popen(command, cwd=ROOT), time.monotonic()
-    while True:
-        try:
-            process.wait(timeout=20)
-            break
-        except subprocess.TimeoutExpired:
-            say(f"pip is at work, {time.monotonic() - started_s:.0f} s so far")
+def run(command: list[str | Path], doing: str = "pip is at work", env: dict[str, str] | None = None) -> None:
+    process = subprocess.Popen(command, cwd=ROOT, env=env, text=True)
+    finish(process, doing)
     if process.returncode != 0:
         stop("pip failed; what it printed is above. Run the same command again to go on from there")
+
+
+def finish(process: "subprocess.Popen[str]", doing: str) -> tuple[str, str]:
+    """Wait for a process, with a line now and then of what takes so long; what it printed into pipes."""
+    started_s = time.monotonic()
+    while True:
+        try:
+            return process.communicate(timeout=PROGRESS_S)
+        except subprocess.TimeoutExpired:
+            say(f"{doing}, {time.monotonic() - started_s:.0f} s so far")
 
 
 class Stamp:
@@ -177,12 +196,11 @@ def main() -> None:
     has_packages = any(packages_stamp(venv, extra).holds() for extra in {arguments.extra, "test"})
     if has_packages and native_stamp(venv).holds():
         return
-    if has_packages:
-        build_native(venv / "bin" / "python")
-    else:
+    if not has_packages:
         make_venv(venv)
         install(venv / "bin" / "python", arguments.extra, os.environ.get("TORCH_INDEX", ""))
         packages_stamp(venv, arguments.extra).write()
+    build_native(venv / "bin" / "python")
     report_native()
     native_stamp(venv).write()
     say("ready")
