@@ -1,4 +1,4 @@
-"""From a record to text a person reads: lines of 80 columns, the same in a terminal and in a pipe; measures nothing."""
+"""From a record to text a person reads: lines of 80 columns, tables whole in a pipe; measures nothing."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

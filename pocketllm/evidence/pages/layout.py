@@ -1,5 +1,8 @@
-"""Lines of 80 columns: titled paragraphs, wrapped facts, aligned tables; the same in a terminal and in a pipe."""
+"""Lines of 80 columns: titled paragraphs, wrapped facts; and aligned tables, as wide as a terminal or as they need."""
 
+import os
+import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,18 +52,33 @@ def number(value: Any, form: str) -> str:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = INDENT) -> list[str]:
-    """Aligned columns within 80, columns without any value left out, the widest cut with `…`; nothing without rows."""
+    """Aligned columns, those without any value left out; nothing without rows.
+
+    Where they are wider than `columns` the widest are cut with `…`.
+    """
     if not rows:
         return []
     cells = [["" if value is None else str(value) for value in row] for row in rows]
     shown = [column for column in range(len(names)) if any(row[column] for row in cells)]
     grid = [[names[column] for column in shown], *([row[column] for column in shown] for row in cells)]
     widths = [max(len(row[place]) for row in grid) for place in range(len(shown))]
-    while sum(widths) + 2 * (len(widths) - 1) + len(indent) > WIDTH:
+    room = columns()
+    while room and sum(widths) + 2 * (len(widths) - 1) + len(indent) > room and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
     return [
         indent + "  ".join(cut(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid
     ]
+
+
+def columns() -> int | None:
+    """Most columns of a table: what COLUMNS says, else the terminal's own, at least 80; None: a pipe takes it whole.
+
+    A program that reads a table, or a search through it, would miss what is cut.
+    """
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return max(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def cut(text: str, width: int) -> str:
