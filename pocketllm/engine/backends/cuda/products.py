@@ -294,7 +294,7 @@ def rows_of(x: Operand, norm: Norm | None, are_packed: bool) -> Rows:
 
 def new_halves(rows: int, width: int, device: torch.device) -> Halves:
     """Room for rows as the tensor cores read them."""
-    eights, units = -(-rows // mma.AT_ONCE), units_of(width)
+    eights, units = -(-rows // several.AT_ONCE), units_of(width)
     words = torch.empty(eights, units * 128, dtype=torch.int32, device=device)
     return Halves(words, torch.empty(eights, units * 32, dtype=torch.float32, device=device))
 

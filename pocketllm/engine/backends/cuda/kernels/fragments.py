@@ -1,5 +1,6 @@
 """Several rows of x on the tensor cores: codes as float16 without a conversion, and sums of their products.
 
+`add_block` is what mixtures multiply by, rows of x having a scale for each unit; `several` has one for each row.
 Fragments are those of `mma.m16n8k16` (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). Triton's
 interpreter has no inline assembly, so what is one instruction on the GPU is spelled out for it.
 """

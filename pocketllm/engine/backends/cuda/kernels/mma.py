@@ -18,8 +18,6 @@ from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
-AT_ONCE = 8
-"""Rows of x that one instruction of the tensor cores takes."""
 MANY_ROWS = 16384
 """From here on there are warps enough without many of them sharing a row."""
 NARROW = 64

@@ -34,7 +34,7 @@ from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
 AT_ONCE = 8
-"""Rows of x that one instruction takes."""
+"""Rows of x that one instruction of the tensor cores takes."""
 MAX_ROWS = 32
 MANY_ROWS = 16384
 """From here on there are warps enough without many of them sharing a row."""

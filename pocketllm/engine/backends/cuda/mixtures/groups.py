@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.mixture import Gating, Routing
 from pocketllm.engine.backends.api.ops import Norm
-from pocketllm.engine.backends.cuda.kernels.mma import AT_ONCE
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
+from pocketllm.engine.backends.cuda.kernels.several import AT_ONCE
 from pocketllm.engine.backends.cuda.layouts import UNIT
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
 from pocketllm.engine.backends.cuda.mixtures.kernels import routes
