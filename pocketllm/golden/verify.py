@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pocketllm.errors import OptionError
-from pocketllm.golden.compare import Diverged, Drift, Outcome, Regression, Tie, exit_code
+from pocketllm.golden.compare import Diverged, Drift, NotJudged, Outcome, Regression, Tie, exit_code
+from pocketllm.golden.entry_points.http import unreachable
 from pocketllm.golden.files.folder import FixtureFolder, StaleFile, default_root
 from pocketllm.golden.fixture import ENTRY_POINTS, HTTP_ENTRY_POINTS, MAX_CONCURRENCY, Case, ServedPath
 from pocketllm.golden.judging.judge import Row, ServerAt, judge
@@ -117,15 +118,18 @@ def verify_subject(
     folder = FixtureFolder(options.fixtures / subject.name)
     cases = [replace(case, paths=selected_paths(case, options)) for case in folder.cases(options.cases)]
     stale = tuple(folder.stale(options.cases))
+    absent = unreachable(options.url) if options.url else None
     with ExitStack() as stack:
         record = stack.enter_context(open_record(subject, options, cases)) if options.writes_record else None
         rows = []
-        for row in judge(subject, folder, cases, options.mutate, options.server):
+        judged = judge(subject, folder, cases, options.mutate, options.server)
+        for row in not_judged(cases, absent) if absent else judged:
             rows.append(row)
             if record is not None:
                 record.append(record_row(row, folder))
             on_row(row)
     outcomes = [*(row.outcome for row in rows), *(file.outcome for file in stale)]
+    outcomes += [NotJudged(absent)] if absent else []
     return Report(
         subject=subject,
         fixtures=folder,
@@ -134,8 +138,13 @@ def verify_subject(
         stale=stale,
         record=record.path if record is not None else None,
         mutate=options.mutate,
-        notes=tuple(_notes(subject, options, folder, cases, rows)),
+        notes=(*([absent] if absent and not rows else []), *_notes(subject, options, folder, cases, rows)),
     )
+
+
+def not_judged(cases: Sequence[Case], reason: str) -> Iterator[Row]:
+    """A row for each path of each case, recorded or not, where there is nobody to ask."""
+    return (Row(case.name, path, "tokens", NotJudged(reason)) for case in cases for path in case.paths)
 
 
 def _exit_code(outcomes: Sequence[Outcome], options: VerifyOptions) -> int:

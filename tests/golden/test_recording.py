@@ -1,6 +1,7 @@
 """What a recording measures and refuses, what a peer's recording can hold, suggestions, and what is pruned."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,23 @@ def recorded(engine: Engine, tmp_path: Path) -> Path:
     return tmp_path / "goldens"
 
 
+def test_the_commands_that_a_recording_names_find_what_it_proposed(tiny_gguf: Path, tmp_path: Path) -> None:
+    cases = tmp_path / "cases.toml"
+    cases.write_text(
+        f'[new]\npurpose = "a test"\nprompt = "{PROMPT}"\npaths = ["in_process"]\n'
+        "[new.sampling]\nmax_tokens = 8\ntemperature = 0.0\nignore_eos = true\n"
+    )
+    said = ["--model", str(tiny_gguf), "--fixtures", str(tmp_path / "gold"), "--backend", "reference"]
+
+    told = command("record", str(cases), *said, "--record-dir", str(tmp_path / "runs"))
+    assert told.exit_code == 0, told.output
+    review, accept_all = told.stdout.splitlines()[-1].removeprefix("next: pocketllm golden ").split(", or: ")
+
+    assert command(*shlex.split(review)).stdout.startswith("new · cpu-reference")
+    assert shlex.split(accept_all)[-3:] == shlex.split(review)[-3:]
+    assert accept_all.startswith("pocketllm golden accept --all --reason")
+
+
 def test_a_stale_answer_is_told_rejected_and_pruned(recorded: Path, engine: Engine, tiny_gguf: Path) -> None:
     folder = FixtureFolder(recorded / subject_of(engine).name)
     (folder.path / "new.json").rename(folder.path / "new.json.away")
@@ -260,7 +278,8 @@ def test_show_lists_what_is_recorded_and_each_position(recorded: Path, tiny_gguf
 
 
 def test_suggest_ranks_a_files_lines(tiny_gguf: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("once upon\nhello\n", encoding="utf-8")
+    long = "once upon a time " * 12 + "there was"
+    (tmp_path / "prompts.txt").write_text(f"{long}\nhello\n", encoding="utf-8")
     words_said = ["suggest", str(tmp_path / "prompts.txt"), "--model", str(tiny_gguf), "--max-tokens", "4"]
 
     table, document = command(*words_said), command(*words_said, "--json")
@@ -268,6 +287,7 @@ def test_suggest_ranks_a_files_lines(tiny_gguf: Path, tmp_path: Path) -> None:
 
     assert table.exit_code == 0, table.output
     assert len(json.loads(document.stdout)) == 2
+    assert long in table.stdout, "a pipe gets whole lines"
     assert missing.exit_code == 2
     assert "give a file with a prompt a line" in missing.stderr
 

@@ -390,6 +390,19 @@ def test_the_report_fits_80_columns_and_tells_each_finding_once(
     assert as_json(report)["exit_code"] == 1
 
 
+def test_a_server_that_is_not_there_is_said_first_whatever_is_recorded(tmp_path: Path) -> None:
+    nobody, said = "http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"
+    nothing = run(tmp_path, url=nobody)
+    case_file = FixtureFolder(tmp_path / "smollm").write_case(CHAT)
+    case_file.rename(case_file.with_suffix(""))
+    unrecorded = run(tmp_path, url=nobody)
+
+    assert (nothing.rows, nothing.exit_code) == ((), 3)
+    assert nothing.notes[0].startswith(said)
+    assert unrecorded.exit_code == 3
+    assert {describe(row.outcome)[: len(said)] for row in unrecorded.rows} == {said}
+
+
 # -- the gate of a benchmark -------------------------------------------------------------------------------------------
 def test_the_gate_says_what_it_compared(tmp_path: Path, fixtures: FixtureFolder) -> None:
     def gate(of: Subject, answer: Observed = SERVED) -> GateResult:

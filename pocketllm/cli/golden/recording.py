@@ -1,5 +1,6 @@
 """`pocketllm golden record | suggest`: propose answers, and find prompts that make good ones."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,7 @@ from pocketllm.cli.golden.flags import (
 )
 
 if TYPE_CHECKING:
+    from pocketllm.engine.options import EngineOptions
     from pocketllm.golden.recording.record import Proposal
     from pocketllm.golden.recording.suggest import Suggestion
 
@@ -107,7 +109,19 @@ def record(
     for proposal in proposals:
         typer.echo(f"{proposal.case.name}: {proposal.answer.expected.text!r}")
         typer.echo("  " + ", ".join(str(file) for file in proposal.files))
-    typer.echo('next: pocketllm golden review, or: pocketllm golden accept --all --reason "…"')
+    flags = same_key(options, engine, fixtures)
+    typer.echo(f'next: pocketllm golden review{flags}, or: pocketllm golden accept --all --reason "…"{flags}')
+
+
+def same_key(options: "EngineOptions", engine: str | None, fixtures: Path | None) -> str:
+    """The flags of this command without which another would look for answers under another key."""
+    from pocketllm.engine.options import as_flag
+
+    named = ("model", "backend", "threads", "activation_dtype", "kv_dtype", "max_model_len")
+    flags = [as_flag(name, getattr(options, name)) for name in named if options.sources.get(name) == "flag"]
+    flags += [f"--engine={engine}"] if engine else []
+    flags += [f"--fixtures={fixtures}"] if fixtures else []
+    return "".join(f" {shlex.quote(flag)}" for flag in flags)
 
 
 def tell(proposal: "Proposal") -> None:
@@ -180,6 +194,8 @@ def show(found: "list[Suggestion]") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from pocketllm.golden.reports.tables import print_table
+
     table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
     for title in ("margin", "at least"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -190,7 +206,7 @@ def show(found: "list[Suggestion]") -> None:
         word = "no text" if one.is_empty else "refused" if one.is_refused else "good" if one.is_clear else "tie-probe"
         prompt = one.case.prompt or one.case.messages[0]["content"]
         table.add_row(f"{one.margin:.3f}", f"{one.least:.3f}", word, prompt, repr(one.answer.expected.text))
-    Console().print(table)
+    print_table(Console(), table)
     for one in found:
         if one.is_empty:
             output.say(f"{one.case.name}: {one.reason}")

@@ -178,6 +178,20 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+def unreachable(url: str) -> str | None:
+    """Why nobody answers at that address; None where somebody does, whatever the answer is."""
+    import httpx
+
+    base = base_url(url)
+    try:
+        httpx.get(f"{base}/v1/models", timeout=30, trust_env=False)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return f"{base} does not answer: {error}; is the server running?"
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None  # said where it is asked
+    return None
+
+
 def served_model(url: str, api_key: str | None = None) -> str:
     """The only model a server lists; NotJudgedError when it cannot be had, OptionError when there are several."""
     import httpx

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pocketllm.golden.compare import WORDS, Diverged, Drift, Identical, NotJudged, Outcome, Regression
 from pocketllm.golden.judging.judge import Row
 from pocketllm.golden.judging.words import TokenText, describe, explain
+from pocketllm.golden.reports.tables import print_table
 from pocketllm.golden.verify import Report, place_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def show(report: Report, console: "Console | None" = None) -> None:
             f"{seconds:.1f}" if seconds is not None else "",
         )
     if report.rows:
-        console.print(table)
+        print_table(console, table)
     token_text = _token_text(report)
     for (case, outcome), names in grouped(report.rows).items():
         cause = prompt_cause(report, case) if isinstance(outcome, Regression) else ""
