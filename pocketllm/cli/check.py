@@ -94,7 +94,7 @@ def report_on(options: "EngineOptions", with_model: bool) -> dict[str, Any]:
     from pocketllm.engine.weights.catalog import model_name, resolve_model
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
-    require_known(options.backend)
+    require_known(options.backend, options.said("backend"))
     if not with_model:
         return machine_report(options, None)[0]
     path = resolve_model(options.model, say)
@@ -120,6 +120,7 @@ def machine_report(
     report: dict[str, Any] = {
         "machine": machine(read_facts()),
         "backends": [backend_report(bid) for bid in offers],
+        "asked": options.backend,
         "backend": best,
         "runs": best is not None,
     }
@@ -199,7 +200,10 @@ def page(report: dict[str, Any]) -> str:
         mark = "*" if backend["name"] == report["backend"] else " "
         lines.append(f" {mark}{backend['name']}  {'' if backend['runs'] else 'cannot run: '}{backend['reason']}")
     if report["backend"] is None:
-        lines.append("  none of these would run")
+        is_one = any(backend["runs"] for backend in report["backends"])
+        lines.append(
+            f"  {report['asked']}, which was asked for, would not run" if is_one else "  none of these would run"
+        )
     if "model" in report:
         lines += ["", f"Model {report['model']['name']} ({report['model']['architecture']})"]
         lines += indented(plan_facts(report["model"]["plan"])) if report["runs"] else ["  would not run:"]

@@ -167,6 +167,7 @@ def plan_and_open(options: EngineOptions, checkpoint: Checkpoint, name: str) -> 
     """
     family = family_or_reason(checkpoint.architecture)
     wishes = backend_options(options, family)
+    select.require_known(options.backend, options.said("backend"))
     plan, notes = plan_first(options, family, select.offers(options.backend, wishes), checkpoint, model=name)
     assert not isinstance(family, str)  # plan_first has refused
     backend = select.open_backend(plan.backend, wishes)

@@ -68,32 +68,33 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_cache_bytes", "threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise OptionError(f"{self._said(name)} must be at least 1")
+                raise OptionError(f"{self.said(name)} must be at least 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size", "max_queued_requests"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{self._said(name)} must be at least 1")
+                raise OptionError(f"{self.said(name)} must be at least 1")
         if self.threads is not None and self.threads > MAX_THREADS:
-            raise OptionError(f"{self._said('threads')} must be at most {MAX_THREADS}")
+            raise OptionError(f"{self.said('threads')} must be at most {MAX_THREADS}")
         for name in ("watermark", "reserve"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise OptionError(f"{self._said(name)} must be between 0 and 1")
+                raise OptionError(f"{self.said(name)} must be between 0 and 1")
         if not 0.0 <= self.test_step_delay <= 10.0:
-            raise OptionError(f"{self._said('test_step_delay')} must be between 0 and 10")
+            raise OptionError(f"{self.said('test_step_delay')} must be between 0 and 10")
         for name, known in (("activation_dtype", ACTIVATION_DTYPES), ("kv_dtype", KV_DTYPES)):
             if getattr(self, name) not in (None, *known):
-                raise OptionError(f"{self._said(name)} is none of {', '.join(known)}")
+                raise OptionError(f"{self.said(name)} is none of {', '.join(known)}")
         for name in ("model", "backend"):
             if not getattr(self, name).strip():
-                raise OptionError(f"{self._said(name)} is empty")
+                raise OptionError(f"{self.said(name)} is empty")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(
-                f"{self._said('max_num_batched_tokens')} is below {self._said('max_num_seqs')}: "
+                f"{self.said('max_num_batched_tokens')} is below {self.said('max_num_seqs')}: "
                 "every running request needs one token a step"
             )
 
-    def _said(self, name: str) -> str:
-        """The value and where it was said, for a message."""
-        return f"{name}={getattr(self, name)!r} ({self.sources.get(name, 'argument')})"
+    def said(self, name: str) -> str:
+        """The value and where it was said, for a message: a flag as it is typed."""
+        value, source = getattr(self, name), self.sources.get(name, "argument")
+        return f"--{name.replace('_', '-')} {value!r}" if source == "flag" else f"{name}={value!r} ({source})"
 
     def as_dict(self) -> dict[str, Any]:
         """Values by name, for plans and records."""

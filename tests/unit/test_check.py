@@ -79,7 +79,38 @@ def test_without_the_native_library_the_reference_runs_and_the_reason_is_shown(
     assert "backend auto chose reference (" in result.stdout
     assert f"cpu: {MISSING})" in result.stdout
     assert insisted.exit_code == 2
-    assert "none of these would run" in insisted.stdout
+    assert "cpu, which was asked for, would not run" in insisted.stdout
+
+
+def test_a_backend_that_was_asked_for_and_cannot_run_is_named_where_others_can() -> None:
+    text = check("--backend", "reference", "--kv-dtype", "int8")
+    alone = text.stdout.splitlines()[-1]
+
+    assert text.exit_code == 2
+    others = any(
+        " cpu  avx" in line or " cpu  neon" in line or " cpu  portable" in line for line in text.stdout.split("\n")
+    )
+    wanted = "reference, which was asked for, would not run" if others else "none of these would run"
+    assert alone.strip() == wanted
+
+
+def test_more_threads_than_cores_are_noted(tiny_gguf: Path) -> None:
+    model = ("--model", str(tiny_gguf), "--backend", "reference")
+
+    assert "999 threads on the " in check(*model, "--threads", "999").stdout
+    assert "fewer are faster" not in check(*model, "--threads", "1").stdout
+
+
+def test_a_backend_that_nobody_has_is_refused_where_it_was_said(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = check("--backend", "zzz").stderr
+    monkeypatch.setenv("POCKETLLM_BACKEND", "zzz")
+    loaded = CliRunner().invoke(app, ["generate", "x", "--model", str(tiny_gguf)]).stderr
+
+    assert "--backend 'zzz': no backend has this name" in flag
+    assert "backend='zzz' (environment POCKETLLM_BACKEND): no backend has this name" in check().stderr
+    assert "(environment POCKETLLM_BACKEND): no backend has this name" in loaded
 
 
 def test_a_library_that_is_named_and_is_not_there_is_an_error_and_nothing_takes_its_place(

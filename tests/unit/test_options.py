@@ -45,14 +45,14 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "environment", "file_text", "parts"),
     [
-        ({"max_num_seqs": 0}, {}, "", ["max_num_seqs=0", "flag", "at least 1"]),
-        ({"max_model_len": -5}, {}, "", ["max_model_len=-5", "flag"]),
+        ({"max_num_seqs": 0}, {}, "", ["--max-num-seqs 0 must", "at least 1"]),
+        ({"max_model_len": -5}, {}, "", ["--max-model-len -5"]),
         ({}, {"POCKETLLM_THREADS": "0"}, "", ["threads=0", "POCKETLLM_THREADS"]),
-        ({"threads": 1 << 32 | 1}, {}, "", ["threads=4294967297 (flag)", "at most 4096"]),
+        ({"threads": 1 << 32 | 1}, {}, "", ["--threads 4294967297 must", "at most 4096"]),
         ({}, {"POCKETLLM_THREADS": "two"}, "", ["POCKETLLM_THREADS", "'two'", "whole number"]),
         ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),
         ({}, {"POCKETLLM_BLOCK_SIZE": "1.5"}, "", ["POCKETLLM_BLOCK_SIZE", "whole number"]),
-        ({"kv_dtype": "fp8"}, {}, "", ["kv_dtype='fp8'", "flag", "float16, bfloat16, int8, float32"]),
+        ({"kv_dtype": "fp8"}, {}, "", ["--kv-dtype 'fp8' is", "float16, bfloat16, int8, float32"]),
         ({}, {"POCKETLLM_ACTIVATION_DTYPE": "int4"}, "", ["activation_dtype='int4'", "int8, mixed, int16, float32"]),
         ({}, {"POCKETLLM_MODEL": " "}, "", ["model", "POCKETLLM_MODEL", "empty"]),
         ({}, {}, "[engine]\nreserve = 1.5\n", ["reserve=1.5", "pocketllm.toml"]),
@@ -66,7 +66,7 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
         ({}, {}, "[engine\n", ["pocketllm.toml", "not valid TOML"]),
         ({"widht": 3}, {}, "", ["'widht'", "known"]),
-        ({"max_num_batched_tokens": 4}, {}, "", ["max_num_batched_tokens=4 (flag)", "max_num_seqs=8 (default)"]),
+        ({"max_num_batched_tokens": 4}, {}, "", ["--max-num-batched-tokens 4 is below", "max_num_seqs=8 (default)"]),
     ],
 )
 def test_a_bad_value_is_refused_naming_its_place(

@@ -53,11 +53,16 @@ def known_backends() -> tuple[str, ...]:
     return (*VENDORS, *sorted(out_of_tree()))
 
 
-def require_known(name: str) -> None:
-    """UnsupportedFeatureError listing the known backends when there is none of this name."""
+def require_known(name: str, said: str | None = None) -> None:
+    """UnsupportedFeatureError listing the known backends when there is none of this name.
+
+    said: the name and where it was said, for the message.
+    """
     known = (AUTO, *known_backends())
     if name not in known:
-        raise UnsupportedFeatureError(f"backend {name!r}", [f"no backend has this name; known: {', '.join(known)}"])
+        raise UnsupportedFeatureError(
+            said or f"backend {name!r}", [f"no backend has this name; known: {', '.join(known)}"]
+        )
 
 
 def device_module(name: str) -> DeviceModule:

@@ -179,6 +179,7 @@ def make_plan(
             *memory.notes,
             *activation_notes(options, family),
             *width_notes(options, capability),
+            *thread_notes(capability),
             *delay_notes(options),
         ),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
@@ -298,6 +299,14 @@ def width_notes(options: EngineOptions, capability: BackendCapability) -> list[s
         f"steps may have {options.max_num_batched_tokens} rows, and backend {capability.name} promises results "
         f"independent of neighbors up to {capability.batch_invariant_width}"
     ]
+
+
+def thread_notes(capability: BackendCapability) -> list[str]:
+    """More threads than cores: they wait for one another whenever work is shared out."""
+    cores = capability.num_cores
+    if cores is None or capability.threads <= cores:
+        return []
+    return [f"{capability.threads} threads on the {cores} cores that this process may use: fewer are faster"]
 
 
 def max_steps_in_flight(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> int:

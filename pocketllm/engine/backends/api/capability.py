@@ -52,6 +52,8 @@ class BackendCapability:
     """Memory that weights and cache may use; None when it cannot be read."""
     numerics_version: str
     """Changes whenever the same input may give other bits; part of a golden's hard key."""
+    num_cores: int | None = None
+    """Cores this process may use, of a backend whose threads they run; None: not told."""
     max_steps_in_flight: int = 1
     """1: a step has been computed when its launch returns, so nothing is gained by launching the next one before its
     tokens are known. 2: it has not, and something is."""

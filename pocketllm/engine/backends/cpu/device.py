@@ -51,6 +51,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         device_name=facts.cpu_name,
         isa=isa,
         threads=options.threads or facts.num_cores,
+        num_cores=facts.num_cores,
         activation_dtype=activation_dtype,
         kv_dtype=kv_dtype,
         ops=frozenset(name for name in vars(Ops) if not name.startswith("_") and hasattr(CpuOps, name)),

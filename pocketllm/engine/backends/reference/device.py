@@ -44,6 +44,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         device_name=facts.cpu_name,
         isa=None,
         threads=options.threads or facts.num_cores,
+        num_cores=facts.num_cores,
         activation_dtype=DTYPE,
         kv_dtype=DTYPE,
         ops=frozenset(name for name in vars(Ops) if not name.startswith("_")),
