@@ -24,6 +24,8 @@ from pocketllm.errors import MachineError, NotJudgedError, OptionError
 
 DRAIN_S = 30.0
 """How long a seam waits for a server that still counts a request in flight."""
+FIRST_BLOCKS = 2
+"""After so many that are all lost to the client's lag a run says so, while it can still be stopped."""
 SOAK_S = 300.0
 SOAK_SHARE = 0.2
 """A heat soak takes at most SOAK_S, and at most this share of the run that follows."""
@@ -262,6 +264,8 @@ class Run:
                 if paced is None:
                     break
                 fitted = paced
+            if slot.position == 0:
+                self.warn_of_lag(question.scenario)
             if slot.start != self.start:
                 self.start_afresh(slot.start)
             if slot.index and slot.position == 0 and not self.load.meters:
@@ -272,6 +276,16 @@ class Run:
             done = slot.index + 1
             left_s = pace.left_s(done, len(slots))
             self.progress.slot_done(Done(done, len(slots), slot.arm, slot.block, left_s, interval))
+
+    def warn_of_lag(self, scenario: Scenario) -> None:
+        """Once, after the first blocks, where the client's own lag takes each of them: such a run ends INVALID."""
+        measured = self.whole_blocks_only()
+        blocks = {item.block for item in measured}
+        if len(blocks) != FIRST_BLOCKS:
+            return
+        for check in conditions.condition_checks(measured, scenario.primary):
+            if check.code == "V09" and set(check.blocks) == blocks:
+                self.progress.say(f"warning: V09 takes every block so far: {check.detail}")
 
     def is_resolved(self, question: Question, slot: Slot) -> bool:
         """Whether `until` is reached before this slot, the first of a row set (of a start, where starts differ)."""

@@ -201,6 +201,23 @@ def test_a_code_is_on_with_its_value_and_severity_and_off_without_its_cause(case
     assert found(measure(**case.off), case.code, case.severity) == []
 
 
+def test_the_remedy_for_a_late_client_is_one_that_its_number_of_streams_allows() -> None:
+    def remedy(**fields: Any) -> str:
+        analysis = measure(spoil=only("b", condition(loop_lag_ms=2.0, **fields), [5]))
+        return found(analysis, "V09")[0].detail.partition(": ")[2]
+
+    assert remedy() == "leave a core to the client (fewer --threads)"
+    assert remedy(offered=2) == "use fewer streams a client process, or leave a core to the client (fewer --threads)"
+
+
+def test_a_drift_of_fewer_than_two_blocks_is_not_known() -> None:
+    [one] = conditions.unsteady([0.5], None)
+    [two] = conditions.unsteady([0.5, 0.6], None)
+
+    assert one.detail == "no heat soak; how the baseline drifted is not known"
+    assert two.detail == "no heat soak; the baseline drifted by +10.5%"
+
+
 def test_a_clean_run_has_nothing_to_remark() -> None:
     analysis = measure()
 

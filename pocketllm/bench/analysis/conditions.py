@@ -75,9 +75,12 @@ def client_lag(good: Sequence[Measured], primary: Sequence[str]) -> list[Check]:
             late.append(slot[0])
     if not late:
         return []
+    remedy = "leave a core to the client (fewer --threads)"
+    if late[0].offered > 1:
+        remedy = f"use fewer streams a client process, or {remedy}"
     text = (
         f"the client's own loop lagged by {worst:.1%} of what it timed in {len(blocks_of(late))} blocks, "
-        f"first arm {late[0].arm}, block {late[0].block}: use fewer streams a client process"
+        f"first arm {late[0].arm}, block {late[0].block}: {remedy}"
     )
     return [Check("V09", Severity.BLOCK, worst, text, blocks_of(late))]
 
@@ -224,13 +227,15 @@ def steady(costs: Sequence[float], margin: float) -> bool:
 def unsteady(values: Sequence[float], steady_start: bool | None) -> list[Check]:
     """V15, a note: no heat soak was made (None), or it did not settle (False); nothing after one that did.
 
-    values: ln cost of the baseline in each valid block. The check's value is their drift from first to last block.
+    values: ln cost of the baseline in each valid block. The check's value is their drift from first to last block, 0
+    where fewer than two are valid: then the words say that it is not known.
     """
     if steady_start:
         return []
     moved = math.expm1(drift(values))
     why = "no heat soak" if steady_start is None else "the heat soak did not settle"
-    return [Check("V15", Severity.NOTE, moved, f"{why}; the baseline drifted by {moved:+.1%}")]
+    told = f"the baseline drifted by {moved:+.1%}" if len(values) > 1 else "how the baseline drifted is not known"
+    return [Check("V15", Severity.NOTE, moved, f"{why}; {told}")]
 
 
 def drift(values: Sequence[float]) -> float:
