@@ -1,6 +1,8 @@
 """Files of the Hugging Face hub, through its own library: its cache, its token and its offline switch apply."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,11 +44,28 @@ def fetch_from_hub(name: str, progress: Callable[[str], None] | None = None) -> 
     return first
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back what the library logs of each of its retries: one sentence follows. A user's HF_HUB_VERBOSITY wins."""
+    if "HF_HUB_VERBOSITY" in os.environ:
+        yield
+        return
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _download(library: Any, repository: str, file_name: str, revision: str | None, name: str) -> Path:
     from huggingface_hub import errors
 
     try:
-        return Path(library.hf_hub_download(repository, file_name, revision=revision))
+        with quiet():
+            return Path(library.hf_hub_download(repository, file_name, revision=revision))
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{name}: the repository is gated; accept its terms and set HF_TOKEN to a token that may read it"
