@@ -187,7 +187,8 @@ def read_source(records: Path, with_freshness: bool = True) -> "Source":
     rows = undated(evidence, records)
     rows = freshened(rows, records) if with_freshness else rows
     spoken_of = {row.architecture for row in rows} & {*known_architectures()}
-    declared = {name: vars(find_family(name).capability) for name in sorted(spoken_of)}
+    said = {name: find_family(name).capability for name in sorted(spoken_of)}
+    declared = {name: {"least_activations": one.least_activations, **vars(one)} for name, one in said.items()}
     return Source(rows, evidence, pinned, declared)
 
 

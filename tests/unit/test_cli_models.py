@@ -331,7 +331,10 @@ def test_a_page_tells_what_the_family_declares_and_the_file_holds(folder: Path) 
     for cell in ("yes, as family `llama`", "as many as the cache holds", "`rms_norm`, `rope`", "8,192 tokens"):
         assert f"{cell}" in text
     assert "refused with a sentence" in text
-    assert "22.5 KiB" in call("show", "smollm2-135m").stdout
+    shown = " ".join(call("show", "smollm2-135m").stdout.split())
+    assert "22.5 KiB" in shown
+    assert "activations, if none are asked for mixed" in shown
+    assert "activation bits" not in shown
     assert json.loads(call("show", "smollm2-135m", "--json").stdout)["features"]["context"] == "8,192 tokens"
 
 

@@ -111,7 +111,7 @@ def feature_rows(model: str, source: Source) -> list[tuple[str, str, str]]:
     family = f"family `{architecture}`"
     runs = f"yes, as {family}" if declared is not None else f"no: there is no family {architecture}"
     rows = [("runs", runs, "the families here")]
-    own = {name: value for name, value in (declared or {}).items() if name != OPERATIONS and value not in NOTHING}
+    own = {name: value for name, value in (declared or {}).items() if name not in ELSEWHERE and value not in NOTHING}
     rows += [(*feature(name, value), family) for name, value in own.items()]
     told_by = f"[inspection][{inspection.run_id[:SHORT_ID]}]"
     rows += [(what, told, told_by) for what, told in file_features(inspection.document.get("report") or {})]
@@ -121,6 +121,15 @@ def feature_rows(model: str, source: Source) -> list[tuple[str, str, str]]:
     return rows
 
 
+def plain(value: Any) -> str:
+    """A declared value nobody has put into words yet."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, frozenset | set | tuple | list):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return "not said" if value is None else str(value)
+
+
 FEATURES: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
     {
         OPERATIONS: ("operations asked of a backend", lambda value: ", ".join(f"`{op}`" for op in sorted(value))),
@@ -128,6 +137,8 @@ FEATURES: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
             "requests in one step",
             lambda value: "as many as the cache holds" if value is None else f"at most {value}",
         ),
+        "least_activations": ("activations, if none are asked for", str),
+        "wide": ("16 bits of `mixed` go into", plain),
         "supports_chunked_prefill": (
             "long prompts in pieces (`--prefill-chunk`)",
             lambda value: "yes" if value else "no: a prompt is computed whole",
@@ -135,6 +146,8 @@ FEATURES: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
     }
 )
 """Fields of a family's declaration in the reader's words; one that is not here is told by its own name."""
+ELSEWHERE = frozenset({OPERATIONS, "activation_bits"})
+"""Fields that have no line of their own there: the last line tells the operations, `least_activations` the bits."""
 
 
 def feature(name: str, value: Any) -> tuple[str, str]:
@@ -147,15 +160,6 @@ def feature(name: str, value: Any) -> tuple[str, str]:
         what, tell = FEATURES[name]
         return what, tell(value)
     return name.replace("_", " "), plain(value)
-
-
-def plain(value: Any) -> str:
-    """A declared value nobody has put into words yet."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, frozenset | set | tuple | list):
-        return ", ".join(sorted(map(str, value))) or "none"
-    return "not said" if value is None else str(value)
 
 
 def file_features(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
