@@ -1,5 +1,6 @@
 """Files of the Hugging Face hub, through its own library: its cache, its token and its offline switch apply."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,14 +51,13 @@ def quiet() -> Iterator[None]:
     if "HF_HUB_VERBOSITY" in os.environ:
         yield
         return
-    from huggingface_hub.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logger.setLevel(before)
 
 
 def _download(library: Any, repository: str, file_name: str, revision: str | None, name: str) -> Path:
