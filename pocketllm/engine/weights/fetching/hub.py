@@ -63,9 +63,10 @@ def quiet() -> Iterator[None]:
 def _download(library: Any, repository: str, file_name: str, revision: str | None, name: str) -> Path:
     from huggingface_hub import errors
 
+    download = library.hf_hub_download  # imports what sets the level of its logger
     try:
         with quiet():
-            return Path(library.hf_hub_download(repository, file_name, revision=revision))
+            return Path(download(repository, file_name, revision=revision))
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{name}: the repository is gated; accept its terms and set HF_TOKEN to a token that may read it"
