@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pocketllm.engine.backends.reference.ops import ReferenceOps
+from pocketllm.engine.models import blocks
 from pocketllm.engine.models.blocks import Binder
 from pocketllm.engine.models.families import qwen35
 from pocketllm.engine.models.parts.folding import FoldedProjection, folded_binder, read_folding
@@ -50,16 +51,21 @@ def test_the_native_backend_computes_it_too(
     assert run(path, quant_type, 7, family_ops(path, 2, **settings)) <= limit
 
 
-def test_matrices_of_a_folded_checkpoint_are_wide_as_those_of_others_are(tmp_path: Path) -> None:
+def test_matrices_of_a_folded_checkpoint_are_wide_as_those_of_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wide = frozenset({"ffn_up", "output"})
     with open_checkpoint(write_folded(tmp_path / "x.gguf", QUANT_TYPES[0])) as checkpoint:
         folding = read_folding(checkpoint.metadata)
         assert folding is not None
         bind = folded_binder(Binder(checkpoint, ReferenceOps(), 1e-6, wide=wide), folding)
+        packed = bind.projection("blk.0.ffn_up")
+        monkeypatch.setattr(blocks, "WIDE_BITS", 1)
         head = bind.head(bind.matrix("token_embd.weight"))
         [up], [gate] = (bind.rows(f"blk.0.ffn_{name}", np.arange(4)) for name in ("up", "gate"))
         whole = bind.projection("blk.0.ffn_up"), bind.projection("blk.0.ffn_gate")
 
+    assert not packed.is_wide, "a weight of two bits"
     assert [projection.is_wide for projection in (head, up, gate, *whole)] == [True, True, False, True, False]
     assert all(isinstance(projection, FoldedProjection) for projection in (up, gate, *whole))
 

@@ -15,6 +15,7 @@ from pocketllm.engine.backends.api.ops import Norm, Ops, Projection, Tensor, Wei
 from pocketllm.engine.models.contract import Checkpoint, KVSpec, SeveralCaches
 from pocketllm.engine.models.header import HeaderReader, filled, is_list, misfit, short, whole_number
 from pocketllm.engine.models.rope import SCALING_TYPES, RopeSpec, read_rope
+from pocketllm.engine.weights.quant_types import BY_NAME
 
 Shapes = dict[str, tuple[int, ...]]
 """Row-major shapes by tensor name."""
@@ -28,6 +29,8 @@ DENSE_OPS = frozenset(
 
 FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 """Matrix types that are not packed."""
+WIDE_BITS = 4
+"""Of a weight: from so many on, rows of 16 bits are worth their price."""
 NEUTRAL_KEYS: Mapping[str, Any] = {
     "expert_count": 0,
     "attention.sliding_window": 0,
@@ -304,9 +307,16 @@ class Binder:
             is_wide=self.is_wide(name),
         )
 
-    def is_wide(self, name: str) -> bool:
-        """Whether rows that meet the matrix of this name without `.weight` keep 16 bits (`ModelCapability.wide`)."""
-        return name.rpartition(".")[2] in self.wide
+    def is_wide(self, name: str, stored: str | None = None) -> bool:
+        """Whether rows that meet the matrix of this name without `.weight` keep 16 bits (`ModelCapability.wide`).
+
+        Not where weights have fewer than four bits: those are off by more than eight bits of a row are, and more bits
+        would cost a prompt a tenth (decision 32). stored: the name in the file, where it is another.
+        """
+        if name.rpartition(".")[2] not in self.wide:
+            return False
+        kind = BY_NAME[self.checkpoint.tensors[f"{stored or name}.weight"].quant_type]
+        return 8 * kind.block_bytes >= WIDE_BITS * kind.block_elements
 
     def router(self, block: str) -> Projection:
         """What scores the experts of a block such as `blk.0.`: decoded where it is packed, as it is small.
@@ -343,7 +353,7 @@ class Binder:
         """The head: the file's own, or the embedding where it is tied."""
         if "output.weight" in self.checkpoint.tensors:
             return self.projection("output")
-        return Projection(embedding, is_wide=self.is_wide("output"))
+        return Projection(embedding, is_wide=self.is_wide("output", stored="token_embd"))
 
     def experts(self, name: str) -> Weight:
         """Matrices of all experts by their name without `.weight`."""
