@@ -15,6 +15,7 @@ from tests.tiny import add_value
 
 VOCABULARY = Path(__file__).parents[1] / "oracles" / "llama.gguf"
 SHAPES: dict[str, tuple[int, ...]] = {
+    "0.5b": (24, 1280, 3584, 20, 5, 64, 49152),
     "135m": (30, 576, 1536, 9, 3, 64, 49152),
     "8b": (32, 4096, 14336, 32, 8, 128, 128256),
     "tiny": (2, 256, 256, 4, 2, 64, 1024),
@@ -24,6 +25,10 @@ TYPES: dict[str, tuple[str, str, str]] = {
     "Q8_0": ("Q8_0", "Q8_0", "Q8_0"),
     "Q4_1": ("Q4_1", "Q4_1", "Q4_1"),
     "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
+    "Q4_K": ("Q4_K", "Q4_K", "Q4_K"),
+    "Q6_K": ("Q6_K", "Q6_K", "Q6_K"),
+    "IQ4_NL": ("IQ4_NL", "IQ4_NL", "IQ4_NL"),
+    "IQ2_XXS": ("IQ2_XXS", "IQ2_XXS", "Q2_K"),
 }
 
 
