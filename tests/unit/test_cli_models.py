@@ -351,6 +351,17 @@ def test_a_declared_field_that_nobody_put_into_words_is_told_by_its_name() -> No
     assert "no: there is no family llama" in unknown
 
 
+def test_a_file_that_was_only_timed_beside_other_engines_is_no_model_of_the_pages() -> None:
+    timed, proven, known = (
+        LadderRow(name, "llama", digit * 64, "cpu", rung, "current", (), "")
+        for name, digit, rung in (("timed", "1", 0), ("own", "2", 1), ("m", "3", 0))
+    )
+
+    found = Source([timed, proven, known], [], {"m": "3" * 64}).whole_ladder()
+
+    assert [row.model for row in found] == ["own", "m"]
+
+
 def test_weights_that_the_catalog_no_longer_serves_are_superseded() -> None:
     row = LadderRow("m", "llama", "0" * 64, "cpu", 3, "current", (), "")
     [found, pinned] = Source([row], [], {"m": "f" * 64}).whole_ladder()

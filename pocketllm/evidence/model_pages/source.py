@@ -52,7 +52,8 @@ class Source:
     def whole_ladder(self) -> list[LadderRow]:
         """All rows under the catalog's names, then catalog models that no record speaks of, as unproven.
 
-        A row of other weights under a name that the catalog has given away is superseded.
+        A row of other weights under a name that the catalog has given away is superseded. A file of no name here that
+        was only timed, beside other engines, is no model of these pages.
         """
         found = [row.renamed(self.name_of(row.sha256, row.model)) for row in self.rows]
         found = [
@@ -61,5 +62,6 @@ class Source:
             else row
             for row in found
         ]
+        found = [row for row in found if row.rung or row.model in self.pinned]
         seen = {row.sha256 for row in found}
         return found + [LadderRow.unproven(name, pin) for name, pin in self.pinned.items() if pin not in seen]
