@@ -18,6 +18,9 @@ settings.load_profile("repeatable")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+# a worker of pytest-xdist is told how wide the terminal of the run is; what a pipe gets must not depend on it
+os.environ.pop("COLUMNS", None)
+
 ORACLES = Path(__file__).parent / "oracles"
 
 

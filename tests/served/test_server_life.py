@@ -227,7 +227,7 @@ def test_a_port_in_use_ends_the_command_with_2_before_it_loads(
         (("--api-key-file", "no-such-file"), "cannot be read"),
         (("--model", "no-such-model-at-all"), "no-such-model-at-all"),
         (("--model", "."), ""),
-        (("--max-num-seqs", "0"), "max_num_seqs"),
+        (("--max-num-seqs", "0"), "--max-num-seqs 0"),
         (("--backend", "abacus"), "abacus"),
     ],
 )
