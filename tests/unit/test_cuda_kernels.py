@@ -3,19 +3,17 @@
 The interpreter is chosen when Triton is first imported, so the checks run in a process of their own.
 """
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from pocketllm.engine.backends.api.capability import BackendOptions
 from pocketllm.engine.backends.api.device import DeviceFacts
 from pocketllm.engine.backends.cuda import device
+from tests.cuda.interpreter import ROOT, in_interpreter
 
-ROOT = Path(__file__).resolve().parents[2]
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
 
 
@@ -26,16 +24,7 @@ def facts(*gpus: str) -> DeviceFacts:
 @needs_triton
 @pytest.mark.parametrize("part", ["packing", "products", "rows_and_heads", "attention", "steps", "draws"])
 def test_kernels_agree_with_the_decoders_and_the_reference(part: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.interpreted", part],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    answer = in_interpreter("tests.cuda.interpreted", part, timeout_s=120)
 
     assert answer.returncode == 0, answer.stdout + answer.stderr
 

@@ -1,17 +1,12 @@
 """Mixtures of experts on the CUDA backend, in Triton's interpreter on the CPU, held to the reference backend."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from pocketllm.engine.backends.cuda.device import OPS
 from pocketllm.engine.models.families import minimax_m2, qwen3moe
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.cuda.interpreter import in_interpreter
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
@@ -19,16 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
     "parts", [("routes", "unsure", "kinds", "steps"), ("many", "types", "handed_on")], ids="-".join
 )
 def test_mixtures_agree_with_the_reference_whatever_was_in_memory_and_every_time(parts: tuple[str, ...]) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.mixtures", *parts],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    answer = in_interpreter("tests.cuda.mixtures", *parts, timeout_s=240)
 
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert [f"{part} agrees" in answer.stdout for part in parts] == [True] * len(parts)
