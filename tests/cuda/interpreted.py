@@ -159,16 +159,22 @@ def attention() -> None:
     seen = np.maximum(lengths - counts - 40 + 1, 0) // 16
     gone = [block for row, first in enumerate(seen) for block in own[row, :first].tolist()]
 
-    def windowed(ops: Any) -> Any:
+    def windowed(ops: Any, sinks: Any = None) -> Any:
         cache = ops.new_kv_cache(1, 2, dim, dim, 32, 16, in_windows=True)
         written = replace(history, window_table=own, window_slots=slots.astype(np.int64))
         ops.store_kv(cache, 0, rows(ops, k), rows(ops, v), written)
         cache.values[0][gone] = float("inf")
         shown = replace(batch, window_table=own, window_slots=np.zeros(len(batch.positions), np.int64))
+        if sinks is not None:
+            return ops.sink_attention(rows(ops, q), sinks, cache, 0, shown, spec)
         return ops.attention(rows(ops, q), cache, 0, shown, spec)
 
     assert gone
     assert compared(windowed) < 1e-6
+    sinks = np.array([3.0, -30.0, 0.5, 30.0], np.float32)  # a score more, above and below all others
+    for split in (16, 256):
+        cuda_attention.SPLIT, cuda_attention.SPLIT_TILE = split, min(split, 64)
+        assert compared(lambda ops: windowed(ops, ops.load_vector(sinks))) < 1e-6, split
     assert error(CUDA.to_numpy(windowed(CUDA)), CUDA.to_numpy(attended(CUDA))) == 0.0
 
 

@@ -104,11 +104,12 @@ class New:
 
 def attend(
     q: Heads, cache: PagedCache, layer: int, batch: DeviceBatch, spec: AttentionSpec, new: New | None = None,
-    halves: Halves | None = None,
+    halves: Halves | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Each sequence's new tokens over its own cached ones: [tokens, heads · v_dim], float32.
 
     halves: where the same is written for the next product, of a single row. `new`: of a step of single tokens alone.
+    sinks: [heads] a score more for each softmax, which has no value.
     """
     keys, values = cache.keys[layer], cache.values[layer]
     out = torch.empty(len(q.x), spec.num_heads * values.shape[3], dtype=torch.float32, device=q.x.device)
@@ -117,18 +118,20 @@ def attend(
         **shape, "D_BLOCK": shape["BLOCK"], "GROUP": spec.num_heads // keys.shape[2], "V_DIM": values.shape[3],
         "V_BLOCK": triton.next_power_of_2(values.shape[3]), "BLOCK": keys.shape[1],
         "HAS_SOFTCAP": spec.softcap is not None, "HAS_WINDOW": spec.window is not None,
+        "HAS_SINKS": sinks is not None,
     }  # fmt: skip
+    own_sinks = q.x if sinks is None else sinks
     if len(batch.single_seqs):
         arrivals = cache.arrivals(len(batch.single_seqs) * keys.shape[2])
-        attend_singles(q, keys, values, batch, spec, constants, new, arrivals, out, halves)
+        attend_singles(q, own_sinks, keys, values, batch, spec, constants, new, arrivals, out, halves)
     if len(batch.tile_seqs):
-        attend_tiles(q, keys, values, batch, spec, constants, out)
+        attend_tiles(q, own_sinks, keys, values, batch, spec, constants, out)
     return out
 
 
 def attend_singles(
-    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, constants: dict[str, int | bool],
-    new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None,
+    q: Heads, sinks: Tensor, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec,
+    constants: dict[str, int | bool], new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None,
 ) -> None:  # fmt: skip
     """Sequences with one token: each split of their keys by itself, put together by the last of them."""
     x, weight, angles, eps, num_freq = q.arguments()
@@ -141,7 +144,7 @@ def attend_singles(
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
     kernels.split_kernel[(singles, kv_heads, splits)](
-        x, weight, angles, k, k_weight, v, batch.slot_mapping, keys, values, batch.block_table, batch.seq_lens,
+        x, weight, angles, k, k_weight, v, sinks, batch.slot_mapping, keys, values, batch.block_table, batch.seq_lens,
         batch.single_seqs, batch.single_tokens, parts, marks, arrivals, out,
         *((out, out) if halves is None else (halves.words, halves.marks)),
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
@@ -153,13 +156,13 @@ def attend_singles(
 
 
 def attend_tiles(
-    q: Heads, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec, constants: dict[str, int | bool],
-    out: Tensor,
+    q: Heads, sinks: Tensor, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec,
+    constants: dict[str, int | bool], out: Tensor,
 ) -> None:  # fmt: skip
     """Sequences with more tokens: each tile of them by itself."""
     x, weight, angles, eps, num_freq = q.arguments()
     kernels.tiles_kernel[(len(batch.tile_seqs), spec.num_heads)](
-        x, weight, angles, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
+        x, weight, angles, sinks, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
         batch.tile_seqs, batch.tile_firsts, out, x.stride(0), batch.block_table.stride(0), spec.num_heads,
         keys.shape[2], eps, num_freq, spec.scale, spec.softcap or 0.0, spec.window or 0,
         QUERIES=TILE_QUERIES, TILE=TILE_KEYS, **constants, num_warps=4,

@@ -19,7 +19,7 @@ KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OPS = frozenset(
     {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles", "rope"}
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
-    | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture"}
+    | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "sink_attention"}
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""

@@ -153,6 +153,22 @@ class CudaOps:
         self._new = None
 
     def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Rows:
+        return self._attend(q, None, cache, layer, batch, spec)
+
+    def sink_attention(
+        self, q: Rows, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
+    ) -> Rows:
+        return self._attend(q, sinks, cache, layer, batch, spec)
+
+    def _attend(
+        self,
+        q: Rows,
+        sinks: Tensor | None,
+        cache: PagedCache,
+        layer: int,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
+    ) -> Rows:
         heads = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim)
         own = self._of(batch).blocks(cache.in_windows)
         new = None
@@ -163,7 +179,7 @@ class CudaOps:
         tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
         is_handed_on = self._products.is_decode and tokens == 1 and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
         halves = new_halves(tokens, spec.num_heads * v_dim, self._device) if is_handed_on else None
-        out = attend(heads, cache, layer, own, spec, new, halves)
+        out = attend(heads, cache, layer, own, spec, new, halves, sinks)
         return out if halves is None else Attended(out, halves)
 
     def silu_mul(self, gate: Rows, up: Rows) -> Gated:

@@ -48,6 +48,20 @@ def scores_of(q, keys, scale, softcap, is_seen, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def opened(sinks, head, has_sink, ROWS: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """The largest score and the sum of weights before any key: none, or each head's own sink where has_sink is true.
+
+    head, has_sink: [ROWS].
+    """
+    largest = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:
+        largest = tl.load(sinks + head, mask=has_sink, other=-1e30)
+        total = tl.where(has_sink, 1.0, 0.0)
+    return largest, total
+
+
+@triton.jit
 def read_new(
     k, k_weight, v, angles, token, head, behind, k_stride, v_stride, eps, num_freq, keys,
     DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
@@ -150,14 +164,14 @@ def merged(
 
 @triton.jit
 def split_kernel(
-    q, weight, angles, k, k_weight, v, slots, keys, values, table, lengths, seqs, tokens, parts, marks, arrivals,
+    q, weight, angles, k, k_weight, v, sinks, slots, keys, values, table, lengths, seqs, tokens, parts, marks, arrivals,
     out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq,
     scale, softcap, window, units,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
     AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_NEW: tl.constexpr, HAS_HALVES: tl.constexpr,
-    IS_FULL: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr,
+    HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's keys against the GROUP query heads of one key head; the last program to finish of
     those that share a sequence and key head puts their results together.
@@ -190,8 +204,9 @@ def split_kernel(
                 DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
             )  # fmt: skip
             place = tl.load(slots + token).to(tl.int64) * kv_heads + head
-        largest = tl.full([ROWS], -1e30, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        row = tl.arange(0, ROWS)  # a sink is in the first split
+        has_sink = (row < GROUP) & (row * 0 + split == low // SPLIT)
+        largest, total = opened(sinks, head * GROUP + row, has_sink, ROWS, HAS_SINKS)
         acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
         start = tl.maximum(split * SPLIT, low // TILE * TILE)
         block = block_of(own_table, start + tl.arange(0, TILE), cached, BLOCK)
@@ -242,11 +257,11 @@ def split_kernel(
 
 @triton.jit
 def tiles_kernel(
-    q, weight, angles, keys, values, table, lengths, starts, tile_seqs, tile_firsts, out,
+    q, weight, angles, sinks, keys, values, table, lengths, starts, tile_seqs, tile_firsts, out,
     q_stride, table_stride, heads, kv_heads, eps, num_freq, scale, softcap, window,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """QUERIES tokens of one sequence, one head: causal over the sequence's own keys."""
     wait()
@@ -266,8 +281,7 @@ def tiles_kernel(
     if HAS_WINDOW:
         low = tl.maximum(length - (stop - start) + first_query - window + 1, 0)
     end = tl.minimum(length - (stop - start) + first_query + QUERIES, length)
-    largest = tl.full([QUERIES], -1e30, tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
+    largest, total = opened(sinks, head + row * 0, is_row, QUERIES, HAS_SINKS)
     acc = tl.zeros([QUERIES, V_BLOCK], tl.float32)
     for first in range(low // TILE * TILE, end, TILE):
         position = first + tl.arange(0, TILE)
