@@ -11,6 +11,8 @@ from pocketllm.engine.weights.checkpoint import shard_paths
 from pocketllm.errors import ModelNotFoundError, OptionError
 
 PREFIX = "hf:"
+REACH_S = 5.0
+"""The hub's first word must come within; without one the library would ask six times, and wait between."""
 
 
 def parse(name: str) -> tuple[str, str, str | None]:
@@ -66,7 +68,13 @@ def _download(library: Any, repository: str, file_name: str, revision: str | Non
     download = library.hf_hub_download  # imports what sets the level of its logger
     try:
         with quiet():
+            if not isinstance(library.try_to_load_from_cache(repository, file_name, revision=revision), str):
+                _reach(library, repository, file_name, revision)
             return Path(download(repository, file_name, revision=revision))
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{name}: the hub cannot be reached and the file is not in its local cache; go online, or give a path"
+        ) from error
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{name}: the repository is gated; accept its terms and set HF_TOKEN to a token that may read it"
@@ -77,13 +85,23 @@ def _download(library: Any, repository: str, file_name: str, revision: str | Non
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{name}: {repository} has no revision {revision}") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"{name}: the hub cannot be reached and the file is not in its local cache; go online, or give a path"
-        ) from error
     except errors.EntryNotFoundError as error:
         raise ModelNotFoundError(f"{name}: {repository} has no file {file_name}") from error
-    except (OSError, ValueError, RuntimeError) as error:
-        # HTTP errors are OSErrors, refused names ValueErrors; both carry the library's own words, first line enough
+    except Exception as error:
+        # its HTTP client, and so the errors of a connection that breaks, change with the library's version; all carry
+        # words of their own, first line enough
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelNotFoundError(f"{name}: the hub said no: {words[0][:200]}") from error
+
+
+def _reach(library: Any, repository: str, file_name: str, revision: str | None) -> None:
+    """Ask for a file's headers once; LocalEntryNotFoundError when nobody answers. A refusal is left to the download."""
+    from huggingface_hub import errors
+
+    url = library.hf_hub_url(repository, file_name, revision=revision)
+    try:
+        library.get_hf_file_metadata(url, timeout=REACH_S)
+    except errors.HfHubHTTPError:
+        return
+    except Exception as error:  # of an HTTP client that changes, see _download
+        raise errors.LocalEntryNotFoundError(str(error)) from error
