@@ -110,6 +110,12 @@ def rows_and_heads() -> None:
         lambda ops: ops.rms_norm(rows(ops, x), Norm(ops.load_vector(weight[:16]), 1e-5)),
         lambda ops: ops.silu_mul(rows(ops, x), rows(ops, y)),
         lambda ops: ops.gelu_mul(rows(ops, x), rows(ops, y)),
+        lambda ops: ops.sigmoid_mul(rows(ops, x), rows(ops, y)),
+        lambda ops: ops.sigmoid_mul(rows(ops, x[:, :1]), rows(ops, y)),
+        lambda ops: ops.mul(rows(ops, x), rows(ops, y)),
+        lambda ops: ops.mul(rows(ops, x), ops.load_vector(weight)),
+        lambda ops: ops.scale(rows(ops, x), 0.37),
+        lambda ops: ops.rms_norm(ops.columns(rows(ops, x), 5, 21), Norm(ops.load_vector(weight[:16]), 1e-5)),
         lambda ops: ops.take(rows(ops, x), np.array([2, 0], np.int32)),
         lambda ops: ops.embed(ops.load_matrix(blocks_once, "Q5_K", (6, 256)), np.array([5, 0], np.int32), 2.5),
     ]

@@ -20,6 +20,7 @@ OPS = frozenset(
     {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles", "rope"}
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
     | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "sink_attention"}
+    | {"sigmoid_mul", "mul", "scale", "columns"}
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""

@@ -21,18 +21,27 @@ from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
-from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
+from pocketllm.engine.backends.cuda.operands import (
+    GELU,
+    PRODUCT,
+    SIGMOID,
+    SILU,
+    Rows,
+    may_take,
+    normed,
+    part_of,
+    to_route,
+    written,
+)
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch, to_device, upload
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 
-SILU, GELU = 1, 2
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-Rows = Tensor | Gated | Heads | Attended | Sum | Part | Normed | Mixed
 
 
 class CudaOps:
@@ -188,6 +197,23 @@ class CudaOps:
     def gelu_mul(self, gate: Rows, up: Rows) -> Gated:
         return Gated(part_of(gate), part_of(up), GELU)
 
+    def sigmoid_mul(self, gate: Rows, x: Rows) -> Gated | Tensor:
+        if isinstance(gate, Tensor) and gate.shape[1] == 1:
+            return torch.sigmoid(gate) * written(x)
+        return Gated(part_of(gate), part_of(x), SIGMOID)
+
+    def mul(self, x: Rows, y: Rows) -> Gated | Tensor:
+        if isinstance(y, Tensor) and y.ndim == 1:
+            return written(x) * y
+        return Gated(part_of(x), part_of(y), PRODUCT)
+
+    def scale(self, x: Rows, factor: float) -> Tensor:
+        return written(x) * factor
+
+    def columns(self, x: Rows, first: int, last: int) -> Tensor:
+        """A view."""
+        return written(x)[:, first:last]
+
     def mixture(self, x: Rows, experts: Experts) -> Tensor | Mixed:
         return self._mixture(x, experts, Ends())
 
@@ -264,44 +290,3 @@ class CudaOps:
         if self._batch is None or self._batch[0] is not batch:
             self._batch = batch, to_device(batch, self._device)
         return self._batch[1]
-
-
-def may_take(q: Heads, k: Heads) -> bool:
-    """Whether keys are normed and rotated as queries are, so that one kernel does both."""
-    return q.constants() == k.constants() and q.angles is k.angles
-
-
-def normed(x: Tensor, norm: Norm) -> Tensor | Heads:
-    """Whole rows, or heads of them, which are normed where they are read."""
-    width = len(norm.weight)
-    if width < x.shape[1]:
-        return Heads(x, width, norm)
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    write_rows(out, x, weight=norm.weight, eps=norm.eps)
-    return out
-
-
-def to_route(x: Rows) -> Tensor | Normed:
-    """Rows of a mixture: as a tensor, or to be normed still."""
-    return x if isinstance(x, Normed) else written(x)
-
-
-def part_of(x: Rows) -> Tensor | Part:
-    """A factor of a gate: put off still, or as a tensor."""
-    return x if isinstance(x, Part) else written(x)
-
-
-def written(x: Rows) -> Tensor:
-    """Rows as a tensor."""
-    if isinstance(x, Heads | Sum | Part | Mixed):
-        return x.written()
-    if isinstance(x, Normed):
-        return written(normed(x.x.written(), x.norm))
-    if isinstance(x, Attended):
-        return x.x
-    if isinstance(x, Gated):
-        gate, up = x.operands()
-        out = torch.empty(gate.shape, dtype=torch.float32, device=gate.device)
-        write_rows(out, gate, up=up, gate=x.kind)
-        return out
-    return x

@@ -10,6 +10,7 @@ from pocketllm.engine.backends.cuda.packing import units_of
 
 FLOAT, HALF, UNITS, EIGHTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SIGMOID, PRODUCT = tl.constexpr(3), tl.constexpr(4)
 LARGEST = tl.constexpr(32511.0)
 """Of an integer whose two signed bytes are upper · 256 + lower."""
 CHUNK = 1024
@@ -24,9 +25,13 @@ def exponential_tanh(z):
 
 @triton.jit
 def activated(gate, GATE: tl.constexpr):
-    """silu, or gelu in its tanh form."""
+    """silu, gelu in its tanh form, a sigmoid, or the gate as it is."""
     if GATE == SILU:
         return gate / (1 + tl.exp(-gate))
+    elif GATE == SIGMOID:
+        return 1 / (1 + tl.exp(-gate))
+    elif GATE == PRODUCT:
+        return gate
     else:
         return 0.5 * gate * (1 + exponential_tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
 

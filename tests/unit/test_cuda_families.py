@@ -1,0 +1,36 @@
+"""Tiny checkpoints of whole families on the CUDA backend, in Triton's interpreter on the CPU, held to their oracles."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from pocketllm.engine.backends.cuda.device import OPS
+from pocketllm.engine.models.registry import find_family
+from tests.cuda.interpreter import in_interpreter
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "olmo2", "gemma2", "gemma3", "gemma4", "gpt-oss", "mimo2")
+FAMILIES += ("minimax-m2",)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("gpt_oss:8",),
+        pytest.param(("gemma2", "gemma4_text", "olmo2", "mimo_v2_flash", "gpt_oss"), marks=pytest.mark.full),
+    ],
+    ids=" ".join,
+)
+def test_families_agree_with_their_oracles_in_pieces_token_by_token_and_beside_others(names: tuple[str, ...]) -> None:
+    answer = in_interpreter("tests.cuda.families", *names, timeout_s=280)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert answer.stdout.count("agrees") == len(names)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_backend_has_what_the_family_asks_for(architecture: str) -> None:
+    capability = find_family(architecture).capability
+
+    assert capability.required_ops.union(*capability.ops_of_keys.values()) <= OPS
