@@ -73,7 +73,7 @@ MaxNumSeqs = Annotated[
     typer.Option(
         "--max-num-seqs",
         help="Most requests in one step.",
-        show_default="8",
+        show_default="8; 32 on cuda",
         rich_help_panel=PANEL,
     ),
 ]
@@ -82,7 +82,7 @@ MaxNumBatchedTokens = Annotated[
     typer.Option(
         "--max-num-batched-tokens",
         help="Token budget of one step over all requests.",
-        show_default="512",
+        show_default="512; 2048 on cuda",
         rich_help_panel=PANEL,
     ),
 ]
@@ -91,7 +91,7 @@ PrefillChunk = Annotated[
     typer.Option(
         "--prefill-chunk",
         help="Most prompt tokens of one request in one step.",
-        show_default="256",
+        show_default="256; 2048 on cuda",
         rich_help_panel=PANEL,
     ),
 ]
@@ -109,7 +109,7 @@ KVCacheBytes = Annotated[
     typer.Option(
         "--kv-cache-bytes",
         help="Memory for keys and values.",
-        show_default="enough for --max-num-seqs full requests, at most 1 GiB",
+        show_default="enough for --max-num-seqs full requests, at most 1 GiB; on cuda a quarter of the GPU",
         rich_help_panel=PANEL,
     ),
 ]

@@ -19,6 +19,11 @@ KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
 MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
 
+POSITIVE = (
+    *("max_model_len", "kv_cache_bytes", "threads", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"),
+    *("block_size", "max_queued_requests"),
+)
+"""Options that count something there must be at least one of."""
 SWITCHABLE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "watermark", "reserve", "prefix_cache"}
     | {"overlap", "test_step_delay"}
@@ -34,16 +39,17 @@ class EngineOptions:
     backend: str = AUTO
     max_model_len: int | None = None
     """Longest prompt plus answer of one request, in tokens; None: the checkpoint's context length."""
-    max_num_seqs: int = 8
-    """Most requests in one step."""
-    max_num_batched_tokens: int = 512
-    """Token budget of one step over all requests."""
-    prefill_chunk: int = 256
-    """Most prompt tokens of one request in one step."""
+    max_num_seqs: int | None = None
+    """Most requests in one step; None: as many as the backend is made for."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of one step over all requests; None: the backend's own."""
+    prefill_chunk: int | None = None
+    """Most prompt tokens of one request in one step; None: the backend's own."""
     block_size: int = 16
     """Tokens in one cache block."""
     kv_cache_bytes: int | None = None
-    """Memory for keys and values; None: enough for max_num_seqs full requests, at most 1 GiB, at least one request."""
+    """Memory for keys and values; None: enough for max_num_seqs full requests, at most what the backend takes for it
+    (1 GiB of a CPU's), at least one request."""
     watermark: float = 0.01
     """Share of blocks that admission leaves free."""
     reserve: float = 1.0
@@ -66,11 +72,8 @@ class EngineOptions:
     """Where each value came from: flag, environment, file or default."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "kv_cache_bytes", "threads"):
+        for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise OptionError(f"{self.said(name)} must be at least 1")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size", "max_queued_requests"):
-            if getattr(self, name) < 1:
                 raise OptionError(f"{self.said(name)} must be at least 1")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise OptionError(f"{self.said('threads')} must be at most {MAX_THREADS}")
@@ -85,7 +88,8 @@ class EngineOptions:
         for name in ("model", "backend"):
             if not getattr(self, name).strip():
                 raise OptionError(f"{self.said(name)} is empty")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and seqs is not None and tokens < seqs:
             raise OptionError(
                 f"{self.said('max_num_batched_tokens')} is below {self.said('max_num_seqs')}: "
                 "every running request needs one token a step"

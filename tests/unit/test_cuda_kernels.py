@@ -38,7 +38,7 @@ def test_the_backend_does_not_bid_where_no_gpu_is_listed() -> None:
 
 @needs_triton
 def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda: 1 << 37)
+    monkeypatch.setattr(device, "gpu_memory", lambda: device.Memory(1 << 37, 1 << 37))
     monkeypatch.setattr(device, "installed", lambda package: "2.11.0")
 
     bid = device.bid(facts("NVIDIA H200"), BackendOptions())
@@ -46,7 +46,8 @@ def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch
 
     assert bid.capability is not None
     assert {"Q4_K", "Q6_K", "Q8_0", "F16"} <= bid.capability.quant_types
-    assert bid.capability.memory_bytes == 1 << 37
+    assert bid.capability.memory_bytes == (1 << 37) - device.RESERVED_BYTES
+    assert bid.capability.sizes.kv_cache_bytes == 1 << 35
     assert refused.capability is None
     assert "--activation-dtype float32" in refused.reason
     assert "--kv-dtype int8" in refused.reason
@@ -65,7 +66,7 @@ def test_a_bid_imports_neither_torch_nor_triton() -> None:
     code = (
         "import sys; from tests.unit.test_cuda_kernels import facts; "
         "from pocketllm.engine.backends.cuda import device; "
-        "from pocketllm.engine.backends.api.capability import BackendOptions; device.free_bytes = lambda: None; "
+        "from pocketllm.engine.backends.api.capability import BackendOptions; device.gpu_memory = lambda: None; "
         "device.bid(facts('a GPU'), BackendOptions()); print({'torch', 'triton'} & sys.modules.keys())"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -20,11 +20,11 @@ def write_project(folder: Path, text: str) -> Path:
         (None, "4", 5, 4, "environment POCKETLLM_MAX_NUM_SEQS"),
         (None, "4", None, 4, "environment POCKETLLM_MAX_NUM_SEQS"),
         (None, None, 5, 5, "file pocketllm.toml"),
-        (None, None, None, 8, "default"),
+        (None, None, None, None, "default"),
     ],
 )
 def test_the_most_explicit_place_wins_and_is_remembered(
-    tmp_path: Path, flag: int | None, variable: str | None, file_value: int | None, expected: int, source: str
+    tmp_path: Path, flag: int | None, variable: str | None, file_value: int | None, expected: int | None, source: str
 ) -> None:
     environment = {} if variable is None else {"POCKETLLM_MAX_NUM_SEQS": variable}
     write_project(tmp_path, "" if file_value is None else f"[engine]\nmax_num_seqs = {file_value}\n")
@@ -66,7 +66,12 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
         ({}, {}, "[engine\n", ["pocketllm.toml", "not valid TOML"]),
         ({"widht": 3}, {}, "", ["'widht'", "known"]),
-        ({"max_num_batched_tokens": 4}, {}, "", ["--max-num-batched-tokens 4 is below", "max_num_seqs=8 (default)"]),
+        (
+            {"max_num_batched_tokens": 4},
+            {"POCKETLLM_MAX_NUM_SEQS": "8"},
+            "",
+            ["--max-num-batched-tokens 4 is below", "max_num_seqs=8 (environment POCKETLLM_MAX_NUM_SEQS)"],
+        ),
     ],
 )
 def test_a_bad_value_is_refused_naming_its_place(

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, StepSizes
 from pocketllm.engine.models.contract import KVSpec, ModelCapability
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import backend_options, make_plan, plan_first
 from pocketllm.engine.plan.memory import Scratch, plan_memory
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.engine.plan.sizes import SizedOptions
+from pocketllm.errors import OptionError, UnsupportedFeatureError
 
 MIB = 1 << 20
 CAPABILITY = BackendCapability(
@@ -346,13 +347,38 @@ def test_an_accepted_memory_plan_holds_one_full_request_within_memory(
     available: int | None,
     scratch: Scratch,
 ) -> None:
-    options = EngineOptions(max_num_seqs=max_num_seqs, block_size=block_size)
+    options = SizedOptions(max_num_seqs=max_num_seqs, block_size=block_size)
     memory = plan_memory(options, context, per_token, weights, available, scratch)
 
     assert memory.max_model_len == context
     assert memory.num_blocks * block_size >= context
     used = weights + memory.num_blocks * block_size * per_token + scratch.of(context)
     assert bool(memory.reasons) == (available is not None and used > available)
+
+
+# -- sizes that were not said
+LARGE = replace(CAPABILITY, sizes=StepSizes(16, 2048, 1024, kv_cache_bytes=8 * 1024 * 2048), memory_bytes=1 << 30)
+
+
+def test_sizes_that_were_not_said_are_the_backend_s_own() -> None:
+    limits = plan(capability=LARGE).limits
+
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.prefill_chunk) == (16, 2048, 1024)
+    assert plan(capability=LARGE).kv_bytes == 8 * 1024 * 2048
+    assert plan(capability=LARGE).options["prefill_chunk"] == 1024
+
+
+def test_sizes_that_were_said_stay_as_they_were_said() -> None:
+    made = plan(capability=LARGE, max_num_seqs=3, prefill_chunk=64, kv_cache_bytes=16 * 1024 * 2048)
+
+    assert (made.limits.max_num_seqs, made.limits.max_num_batched_tokens, made.limits.prefill_chunk) == (3, 2048, 64)
+    assert made.kv_bytes == 16 * 1024 * 2048
+
+
+def test_a_budget_that_was_not_said_has_a_token_for_each_request() -> None:
+    assert plan(capability=LARGE, max_num_seqs=4096, kv_cache_bytes=1024 * 2048).limits.max_num_batched_tokens == 4096
+    with pytest.raises(OptionError, match=r"max_num_batched_tokens=8 .* is below max_num_seqs=16"):
+        plan(capability=LARGE, max_num_batched_tokens=8)
 
 
 # -- the real thing

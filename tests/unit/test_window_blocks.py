@@ -17,8 +17,8 @@ from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.models.blocks import Windows
 from pocketllm.engine.models.contract import KVSpec
-from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan.memory import Window, plan_memory
+from pocketllm.engine.plan.sizes import SizedOptions
 from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits, next_state
 from tests.native import cpu_ops, needs_native
 from tests.unit.test_prefix_cache import answer, num_computed
@@ -66,7 +66,7 @@ class WindowModel(FakeModel):
 def window_loop(window: int = 6, **changes: Any) -> tuple[EngineLoop, Scheduler, WindowModel]:
     """A loop over such a model; a request has as many of a window's blocks as the plan says."""
     some = limits(window=window, **{"max_model_len": 128, "num_window_blocks": 24, **changes})
-    options = EngineOptions(
+    options = SizedOptions(
         prefill_chunk=some.prefill_chunk, max_num_batched_tokens=some.max_num_batched_tokens, block_size=BLOCK
     )
     most = Window(window, 1, some.max_steps_in_flight).num_blocks(options, some.max_model_len)
@@ -280,7 +280,7 @@ def test_no_block_is_lost_or_shown_to_two_and_every_window_is_whole(
 def test_a_cache_with_windows_holds_one_full_request_and_no_more_than_it_may(
     context: int, max_num_seqs: int, block_size: int, per_token: int, window: Window, size: int, prefix_cache: bool
 ) -> None:
-    options = EngineOptions(
+    options = SizedOptions(
         max_num_seqs=max_num_seqs, block_size=block_size, prefix_cache=prefix_cache, kv_cache_bytes=size or None
     )
     memory = plan_memory(options, context, per_token, 0, None, window=window)
@@ -299,13 +299,13 @@ def test_a_cache_with_windows_holds_one_full_request_and_no_more_than_it_may(
 
 def test_a_longer_context_fits_where_windows_hide_most_of_it() -> None:
     def advice(window: Window, per_token: int) -> int:
-        [reason] = plan_memory(EngineOptions(max_num_seqs=1), 1 << 20, per_token, 0, 1 << 26, window=window).reasons
+        [reason] = plan_memory(SizedOptions(max_num_seqs=1), 1 << 20, per_token, 0, 1 << 26, window=window).reasons
         return int(reason.rsplit("--max-model-len ", 1)[1].split()[0])
 
     kept, windowed = advice(Window(), 6000), advice(Window(512, 5000), 1000)
     assert 5 * kept < windowed < 6 * kept
     assert not plan_memory(
-        EngineOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, 1000, 0, 1 << 26, window=Window(512, 5000)
+        SizedOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, 1000, 0, 1 << 26, window=Window(512, 5000)
     ).reasons
 
 

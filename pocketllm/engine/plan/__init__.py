@@ -22,6 +22,7 @@ from pocketllm.engine.plan.memory import (
     step_scratch,
     weights_bytes,
 )
+from pocketllm.engine.plan.sizes import SizedOptions, sized
 from pocketllm.engine.weights.quant import known_types
 from pocketllm.errors import UnsupportedFeatureError
 
@@ -122,7 +123,7 @@ def make_plan(
 
     family: the family, or the sentence that says why there is none. Raises UnsupportedFeatureError with all reasons.
     """
-    model = model or options.model
+    model, options = model or options.model, sized(options, capability.sizes)
     architecture = str(checkpoint.metadata.get("general.architecture", "unknown"))
     tables = frozenset() if isinstance(family, str) else family.capability.tables
     reasons = unreadable_tensors(checkpoint, capability, tables)
@@ -146,7 +147,10 @@ def make_plan(
     weights = weights_bytes(checkpoint, capability)
     scratch = step_scratch(options, checkpoint, capability)
     ends = prompt_end_bytes(options, spec, checkpoint, capability)
-    memory = plan_memory(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch, window)
+    memory = plan_memory(
+        *(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch, window),
+        capability.sizes.kv_cache_bytes,
+    )
     if memory.reasons:
         raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
     limits = make_limits(options, memory, window, num_state_slots(options, spec))
@@ -256,7 +260,7 @@ def unreadable_tensors(
 
 
 def unmet_capabilities(
-    options: EngineOptions, family: ModelFamily, capability: BackendCapability, metadata: Mapping[str, Any]
+    options: SizedOptions, family: ModelFamily, capability: BackendCapability, metadata: Mapping[str, Any]
 ) -> list[str]:
     """What the options and the family need and the backend, or the family, does not have."""
     reasons = [
@@ -291,7 +295,7 @@ def activation_notes(options: EngineOptions, family: ModelFamily) -> list[str]:
     return [f"family {family.architecture} needs activations of {bits} bits to pick what exact ones pick, not {asked}"]
 
 
-def width_notes(options: EngineOptions, capability: BackendCapability) -> list[str]:
+def width_notes(options: SizedOptions, capability: BackendCapability) -> list[str]:
     """What the reader of a plan should know about exactness, beyond the numbers."""
     if options.max_num_batched_tokens <= capability.batch_invariant_width:
         return []
@@ -309,13 +313,13 @@ def thread_notes(capability: BackendCapability) -> list[str]:
     return [f"{capability.threads} threads on the {cores} cores that this process may use: fewer are faster"]
 
 
-def max_steps_in_flight(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> int:
+def max_steps_in_flight(options: SizedOptions, spec: CacheSpec, capability: BackendCapability) -> int:
     """What the backend takes, unless it was switched off; one where states are kept: a state cannot be told apart from
     that of a token further, so it is copied before the next step begins."""
     return capability.max_steps_in_flight if options.overlap and not spec.bytes_per_sequence() else 1
 
 
-def make_limits(options: EngineOptions, memory: MemoryPlan, window: Window, num_state_slots: int) -> Limits:
+def make_limits(options: SizedOptions, memory: MemoryPlan, window: Window, num_state_slots: int) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,

@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
 
-from pocketllm.engine.backends.api.capability import BackendCapability
+from pocketllm.engine.backends.api.capability import BackendCapability, StepSizes
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint
 from pocketllm.engine.models.header import nextn_tensors
-from pocketllm.engine.options import EngineOptions
-
-DEFAULT_KV_BYTES = 1 << 30
+from pocketllm.engine.plan.sizes import SizedOptions
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Window:
     steps_in_flight: int = 1
     """Steps whose tokens a request may have blocks for at once."""
 
-    def num_blocks(self, options: EngineOptions, length: int) -> int:
+    def num_blocks(self, options: SizedOptions, length: int) -> int:
         """Most blocks that hold what the steps of a request of that length look at and what they write."""
         if not self.size:
             return 0
@@ -105,7 +103,7 @@ TABLES = ("token_embd.weight", "output.weight")
 """Matrices with a row a token of the vocabulary."""
 
 
-def step_scratch(options: EngineOptions, checkpoint: Checkpoint, capability: BackendCapability) -> Scratch:
+def step_scratch(options: SizedOptions, checkpoint: Checkpoint, capability: BackendCapability) -> Scratch:
     """Rows in and out of the widest matrices, logits and a sampler's copy of them, and attention's scores."""
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) >= 2]
     tables = [tensor.shape[0] for tensor in matrices if tensor.name in TABLES]
@@ -124,17 +122,19 @@ def query_heads(metadata: Mapping[str, Any]) -> int:
 
 
 def plan_memory(
-    options: EngineOptions,
+    options: SizedOptions,
     context: int,
     bytes_per_token: int,
     weights: int,
     available: int | None,
     scratch: Scratch = NO_SCRATCH,
     window: Window = NO_WINDOW,
+    kv_limit: int = StepSizes.kv_cache_bytes,
 ) -> MemoryPlan:
     """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it.
 
-    weights: with whatever else is there whole from the beginning (recurrent states).
+    weights: with whatever else is there whole from the beginning (recurrent states). kv_limit: most that the cache
+    takes where its size was not said and one request does not need more.
     """
     length, size = options.max_model_len or context, options.block_size
     reasons = []
@@ -146,7 +146,7 @@ def plan_memory(
     blocks = BlockBytes(size * bytes_per_token, size * window.bytes_per_token, window.num_blocks(options, context))
     one_request = blocks.of(num_full)
     room = None if available is None else available - weights - scratch.of(length)
-    budget = cache_budget(options, blocks, num_full, room)
+    budget = cache_budget(options, blocks, num_full, room, kv_limit)
     if budget < one_request:
         reasons.append(
             f"kv_cache_bytes={options.kv_cache_bytes} holds {blocks.longest(budget) * size} tokens, fewer than "
@@ -182,26 +182,26 @@ def plan_memory(
     return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons), num_windows)
 
 
-def cache_budget(options: EngineOptions, blocks: BlockBytes, num_full: int, room: int | None) -> int:
+def cache_budget(options: SizedOptions, blocks: BlockBytes, num_full: int, room: int | None, kv_limit: int) -> int:
     """Bytes that keys and values may take: what was said, or what max_num_seqs requests of num_full blocks take and
-    what is kept of earlier ones' windows, at most DEFAULT_KV_BYTES and what there is, at least one request."""
+    what is kept of earlier ones' windows, at most kv_limit and what there is, at least one request."""
     if options.kv_cache_bytes is not None:
         return options.kv_cache_bytes
     one_request, most = blocks.of(num_full), min(num_full, blocks.most)
     spare = min(options.max_num_seqs * most, options.max_num_seqs * (num_full - most)) if options.prefix_cache else 0
     wanted = options.max_num_seqs * one_request + spare * blocks.window
-    limit = DEFAULT_KV_BYTES if room is None else min(DEFAULT_KV_BYTES, max(room, 0))
+    limit = kv_limit if room is None else min(kv_limit, max(room, 0))
     return max(min(wanted, limit), one_request)
 
 
-def keeps_prompt_ends(options: EngineOptions, spec: CacheSpec, capability: BackendCapability) -> bool:
+def keeps_prompt_ends(options: SizedOptions, spec: CacheSpec, capability: BackendCapability) -> bool:
     """Whether what the ends of prompts leave is kept, see `PromptEnds`."""
     has_states = bool(num_state_slots(options, spec)) and not spec.window_tokens()
     return has_states and options.prefix_cache and COPY in capability.ops
 
 
 def prompt_end_bytes(
-    options: EngineOptions, spec: CacheSpec, checkpoint: Checkpoint, capability: BackendCapability
+    options: SizedOptions, spec: CacheSpec, checkpoint: Checkpoint, capability: BackendCapability
 ) -> int:
     """Bytes of the logits that are kept of prompts' ends: a row of float32 for each of max_num_seqs."""
     if not keeps_prompt_ends(options, spec, capability):
@@ -210,7 +210,7 @@ def prompt_end_bytes(
     return 4 * options.max_num_seqs * max(rows, default=0)
 
 
-def num_state_slots(options: EngineOptions, spec: CacheSpec) -> int:
+def num_state_slots(options: SizedOptions, spec: CacheSpec) -> int:
     """One for each running request, and as many for snapshots where prefixes are found again."""
     return options.max_num_seqs * (2 if options.prefix_cache else 1) if spec.bytes_per_sequence() else 0
 

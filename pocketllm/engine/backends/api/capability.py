@@ -19,6 +19,17 @@ class BackendOptions:
 
 
 @dataclass(frozen=True)
+class StepSizes:
+    """What a backend takes where the user names no sizes: a few cores' worth, unless it says otherwise."""
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    prefill_chunk: int = 256
+    kv_cache_bytes: int = 1 << 30
+    """Most memory for keys and values, where one request of full length does not need more."""
+
+
+@dataclass(frozen=True)
 class BackendCapability:
     """One backend on this machine, before any weight is read."""
 
@@ -52,6 +63,8 @@ class BackendCapability:
     """Memory that weights and cache may use; None when it cannot be read."""
     numerics_version: str
     """Changes whenever the same input may give other bits; part of a golden's hard key."""
+    sizes: StepSizes = StepSizes()
+    """Of steps and of their cache, where the user names none."""
     num_cores: int | None = None
     """Cores this process may use, of a backend whose threads they run; None: not told."""
     max_steps_in_flight: int = 1

@@ -4,10 +4,10 @@ import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import cast
+from typing import NamedTuple, cast
 
 from pocketllm.engine.backends.api.backend import Backend
-from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions, StepSizes
 from pocketllm.engine.backends.api.device import DeviceFacts
 from pocketllm.engine.backends.api.ops import Ops
 
@@ -24,6 +24,9 @@ OPS = frozenset(
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = 32, 2048, 4
+"""Where the user names none: the widest captured step; what keeps tensor cores busy, and with a model of eight billion
+weights for less than a tenth of a second; and one part in so many of the memory for keys and values."""
 BATCH_INVARIANT_WIDTH = 1
 """A row by itself is rounded and summed otherwise than with others; 2 to 32 rows of decode steps have equal bits."""
 NUMERICS_VERSION = "cuda-4"
@@ -50,7 +53,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
     """What this backend can do on the first GPU."""
     from pocketllm.engine.backends.cuda.layouts import BYTES_PER_ELEMENT
 
-    kv_dtype = options.kv_dtype or KV_DTYPE
+    kv_dtype, memory = options.kv_dtype or KV_DTYPE, gpu_memory()
     return BackendCapability(
         name=NAME,
         device="cuda",
@@ -66,20 +69,36 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         kv_scale_bytes=0,
         attention_scratch_bytes=0,
         batch_invariant_width=BATCH_INVARIANT_WIDTH,
-        memory_bytes=free_bytes(),
+        memory_bytes=None if memory is None else max(0, memory.free - RESERVED_BYTES),
         numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}",
+        sizes=step_sizes(memory),
         max_steps_in_flight=2,
     )
 
 
+def step_sizes(memory: "Memory | None") -> StepSizes:
+    """As many requests as a captured step has rows for, and a share of the whole memory for what they keep: a share of
+    what is free would differ between two engines on one GPU that are measured side by side."""
+    kv_cache_bytes = StepSizes.kv_cache_bytes if memory is None else memory.total // KV_SHARE
+    return StepSizes(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_NUM_BATCHED_TOKENS, kv_cache_bytes)
+
+
+class Memory(NamedTuple):
+    """Of the first GPU, in bytes."""
+
+    free: int
+    total: int
+
+
 @cache
-def free_bytes() -> int | None:
-    """Memory of the first GPU that is free now, less a reserve; None when the driver's tool cannot be asked."""
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
+def gpu_memory() -> Memory | None:
+    """What the driver's tool says now; None when it cannot be asked."""
+    query = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "--id=0"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-        return max(0, (int(answer.stdout.split()[0]) << 20) - RESERVED_BYTES)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        free, total = answer.stdout.split("\n")[0].split(",")
+        return Memory(int(free) << 20, int(total) << 20)
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
 
