@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pocketllm.errors import OptionError
-from pocketllm.golden.compare import Diverged, Drift, NotJudged, Outcome, Regression, Tie, exit_code
+from pocketllm.golden.compare import Diverged, Drift, NotJudged, Outcome, Regression, Tie, Unrecorded, exit_code
 from pocketllm.golden.entry_points.http import unreachable
 from pocketllm.golden.files.folder import FixtureFolder, StaleFile, default_root
 from pocketllm.golden.fixture import ENTRY_POINTS, HTTP_ENTRY_POINTS, MAX_CONCURRENCY, Case, ServedPath
@@ -177,6 +177,9 @@ def _notes(
         yield f"no case is recorded for {subject.name} in {folder.label()}: nothing was compared"
     elif not rows:
         yield "no selected case has a selected entry point: nothing was compared"
+    num_absent = sum(isinstance(row.outcome, Unrecorded) for row in rows)
+    if num_absent and not options.require:
+        yield f"{num_absent} of {len(rows)} answers are not recorded: that is a failure with --require, as in CI"
     is_served = options.url is not None and any(row.outcome.word != "NOT JUDGED" for row in rows)
     if is_served and options.peer is None:
         yield "the hard key of a server at --url is not known: it was held to the answers recorded for this machine"

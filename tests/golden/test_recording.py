@@ -297,6 +297,16 @@ def test_url_and_engine_go_together_when_recording(tiny_gguf: Path) -> None:
     assert command("record", "--model", str(tiny_gguf), "--engine", "x").exit_code == 2
 
 
+def test_a_missing_answer_is_a_failure_in_ci_unless_it_is_said_otherwise(tiny_gguf: Path, tmp_path: Path) -> None:
+    said = ["verify", "--model", str(tiny_gguf), "--fixtures", str(tmp_path), "--record-dir", str(tmp_path / "runs")]
+
+    at_a_desk, required = command(*said), command(*said, "--require")
+    in_ci, let_pass = command(*said, CI="true"), command(*said, "--no-require", CI="true")
+
+    assert [one.exit_code for one in (at_a_desk, required, in_ci, let_pass)] == [0, 4, 4, 0]
+    assert "NOTHING COMPARED" in in_ci.stdout
+
+
 def test_junit_annotations_and_step_summary_are_written_for_ci(recorded: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     said = ["verify", "--model", str(tiny_gguf), "--fixtures", str(recorded), "--backend", "reference"]
     said += ["--junit", str(tmp_path / "golden.xml"), "--github"]

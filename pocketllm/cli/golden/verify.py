@@ -58,8 +58,13 @@ def verify(
         typer.Option("--concurrency", help="So many requests at a time over HTTP, instead of what each case says."),
     ] = None,
     require: Annotated[
-        bool, typer.Option("--require", help="Exit 4 when an answer is missing or nothing is compared.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--require/--no-require",
+            help="Exit 4 when an answer is missing or nothing is compared, not 0.",
+            show_default="where CI is set",
+        ),
+    ] = None,
     strict_ties: Annotated[bool, typer.Option("--strict-ties", help="Exit 1 for a tie too.")] = False,
     unreferenced: Annotated[
         str,
@@ -97,7 +102,7 @@ def verify(
     compared, under --require · 5 stale files, under --unreferenced reject.
     """
     from pocketllm.golden.files.folder import default_root
-    from pocketllm.golden.verify import VerifyOptions
+    from pocketllm.golden.verify import VerifyOptions, is_ci
     from pocketllm.golden.verify import verify as run
 
     check_folder(fixtures)
@@ -117,7 +122,7 @@ def verify(
         served_model=served_model,
         peer=engine,
         concurrency=concurrency,
-        require=require,
+        require=is_ci() if require is None else require,
         strict_ties=strict_ties,
         unreferenced=known_unreferenced(unreferenced),
         mutate=known_mutation(mutate),
