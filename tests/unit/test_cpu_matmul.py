@@ -343,10 +343,14 @@ def test_a_value_that_is_no_number_is_not_hidden(bad: float, kind: str, isa: str
     packed = matrix("Q4_1", 17, 3)
     x = rows_of_floats(3, packed.values.shape[1])
     x[1, 40] = bad
-    found = packed.multiply(isa, quantized(isa, x, kind))
+    rows = quantized(isa, x, kind)
+    found = packed.multiply(isa, rows)
 
     assert not np.isfinite(found[1]).any()
     assert np.isfinite(found[[0, 2]]).all()
+    assert not integers_of(rows)[1, 1].any()
+    assert not rows[1, 1]["minus_sum"]
+    assert not rows[1, 1]["minus_sum_16"].any()
 
 
 @pytest.mark.parametrize("isa", ISAS)

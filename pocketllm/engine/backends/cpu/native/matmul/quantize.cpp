@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "elementwise/floats.h"
 #include "matmul/activations.h"
@@ -104,9 +105,12 @@ void quantize_block(const Floats& first, const Floats& second, Block& block) {
     const float above = range.largest - middle, below = middle - range.least;
     const float reach = above > below ? above : below;
     const float scale = reach > kSmallest ? Block::kLargest / reach : 0.0f;
+    // what is no number is told of by d and z; q, which would be anything and overflow its sums, is then 0
+    const int32_t kept = reach < std::numeric_limits<float>::infinity() ? -1 : 0;
     int32_t sums[2];
     for (int half = 0; half < 2; half++) {
-        const Ints q = nearest(half ? second : first, middle, scale);
+        Ints q = nearest(half ? second : first, middle, scale);
+        for (NativeInts& part : q.part) part &= kept;
         store_planes(q, half, block);
         sums[half] = fold_ints(q, [](NativeInts a, NativeInts b) { return a + b; });
     }
