@@ -54,6 +54,8 @@ def close(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:
 
 
 # -- mixtures ----------------------------------------------------------------------------------------------------------
+QUANTIZED = {"int8": 2e-2, "int16": 1e-4}
+"""Activations that are quantized, and how far results may be from those of floats, of the largest of them."""
 EXPERTS, WIDTH, INNER = 8, 64, 40
 BIAS = np.array([0, 0, 3.0, 0, 0, 0.5, 0, 0], np.float32)
 ROUTINGS = {
@@ -68,7 +70,9 @@ ROUTINGS = {
 
 
 def mixture_of(ops: Any, tensor: Tensor, routing: Routing, quantized: bool = False) -> Experts:
-    shapes = ((EXPERTS, INNER, WIDTH), (EXPERTS, INNER, WIDTH), (EXPERTS, WIDTH, INNER))
+    """Experts of float32, or of Q8_0 and as wide inside as that needs."""
+    inner = 96 if quantized else INNER
+    shapes = ((EXPERTS, inner, WIDTH), (EXPERTS, inner, WIDTH), (EXPERTS, WIDTH, inner))
     matrices = [normal(*shape, seed=2 + number) for number, shape in enumerate(shapes)]
     load = load_q8_experts if quantized else load_experts
     gate, up, down = (load(ops, matrix) for matrix in matrices)
@@ -84,9 +88,7 @@ def load_experts(ops: Any, matrix: Array) -> Any:
 
 
 def load_q8_experts(ops: Any, matrix: Array) -> Any:
-    """As Q8_0 with a scale of 1/64 where rows are whole blocks; others as they are."""
-    if matrix.shape[-1] % 32:
-        return load_experts(ops, matrix)
+    """As Q8_0 with a scale of 1/64."""
     blocks = np.empty((*matrix.shape[:2], matrix.shape[2] // 32, 34), np.uint8)
     blocks[..., :2] = np.float16(1 / 64).reshape(1).view(np.uint8)
     blocks[..., 2:] = (
@@ -105,6 +107,19 @@ def test_a_mixture_agrees(ops: Any, reference: ReferenceOps, routing: Routing, t
     assert close(ops.mixture(x, mixture_of(ops, plain, routing)) / size.numpy(), expected / size)
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 140])
+@pytest.mark.parametrize("activation_dtype", QUANTIZED)
+def test_a_mixture_of_quantized_rows_is_as_near_as_their_bits_allow(
+    isa: str, reference: ReferenceOps, activation_dtype: str, tokens: int
+) -> None:
+    x, routing = normal(tokens, WIDTH, seed=9), ROUTINGS["all experts"]  # no route that rounding could turn over
+    ops = cpu_ops(2, activation_dtype=activation_dtype, isa=isa)
+    expected = reference.mixture(torch.from_numpy(x), mixture_of(reference, torch.from_numpy, routing, quantized=True))
+    off = np.abs(ops.mixture(x, mixture_of(ops, plain, routing, quantized=True)) - expected.numpy())
+
+    assert off.max() <= QUANTIZED[activation_dtype] * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_a_mixture_of_bounded_experts_agrees(ops: Any, reference: ReferenceOps, tokens: int) -> None:
     x = normal(tokens, WIDTH, seed=9)
@@ -118,11 +133,14 @@ def test_a_mixture_of_bounded_experts_agrees(ops: Any, reference: ReferenceOps, 
 
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
-def test_a_row_of_a_mixture_has_the_same_bits_whatever_experts_its_neighbors_use(isa: str, routing: Routing) -> None:
+@pytest.mark.parametrize("activation_dtype", QUANTIZED)
+def test_a_row_of_a_mixture_has_the_same_bits_whatever_experts_its_neighbors_use(
+    isa: str, activation_dtype: str, routing: Routing
+) -> None:
     x, random = normal(150, WIDTH, seed=10), np.random.default_rng(3)
     whole = None
     for threads in (1, 2, 3):
-        ops = cpu_ops(threads, isa=isa)
+        ops = cpu_ops(threads, activation_dtype=activation_dtype, isa=isa)
         layer = mixture_of(ops, plain, routing, quantized=True)
         whole = ops.mixture(x, layer) if whole is None else whole
         for _ in range(5):
@@ -317,11 +335,15 @@ def test_heads_are_projected_each_by_its_own_matrix(ops: Any, reference: Referen
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_of_projected_heads_has_the_same_bits_beside_any_neighbors(isa: str, threads: int) -> None:
-    ops, x = cpu_ops(threads, isa=isa), normal(40, 3 * 64)
-    weight = load_q8_experts(ops, normal(3, 17, 64, seed=1))
-    whole = ops.project_heads(x, weight)
+@pytest.mark.parametrize("activation_dtype", QUANTIZED)
+def test_a_row_of_projected_heads_is_near_and_has_the_same_bits_beside_any_neighbors(
+    isa: str, reference: ReferenceOps, activation_dtype: str, threads: int
+) -> None:
+    ops, x = cpu_ops(threads, activation_dtype=activation_dtype, isa=isa), normal(40, 3 * 64)
+    weight, other = (load_q8_experts(some, normal(3, 17, 64, seed=1)) for some in (ops, reference))
+    whole, expected = ops.project_heads(x, weight), reference.project_heads(torch.from_numpy(x), other)
 
+    assert np.abs(whole - expected.numpy()).max() <= QUANTIZED[activation_dtype] * float(expected.abs().max())
     assert np.array_equal(np.concatenate([ops.project_heads(x[:9], weight), ops.project_heads(x[9:], weight)]), whole)
 
 
