@@ -38,6 +38,8 @@ class DeviceBatch:
     window_table: Tensor
     """As block_table and slot_mapping, of caches in windows; empty without one."""
     window_slots: Tensor
+    state_slots: Tensor
+    """Of each sequence, -1 of one that is not there; empty when the model has no states."""
 
     def blocks(self, in_windows: bool) -> "DeviceBatch":
         """The same with the blocks of caches in windows where the others' are."""
@@ -58,6 +60,7 @@ class Sizes:
     table_width: int
     max_length: int
     has_windows: bool
+    has_states: bool
 
     @property
     def of_arrays(self) -> list[int]:
@@ -66,7 +69,7 @@ class Sizes:
         tokens, singles, tiles = self.tokens, self.singles, self.tiles
         windows = [table, tokens] if self.has_windows else [0, 0]
         sizes = [tokens, tokens, self.seqs + 1, self.seqs, table, tokens, self.rows, singles, singles, tiles, tiles]
-        return sizes + windows
+        return [*sizes, *windows, self.seqs if self.has_states else 0]
 
 
 def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -81,9 +84,9 @@ def sizes_of(batch: ForwardBatch) -> Sizes:
     """The sizes that a batch needs."""
     if batch.is_single:
         count, width, longest = batch.num_seqs, batch.block_table.shape[1], int(batch.seq_lens.max(initial=0))
-        has_windows = batch.window_table.size > 0
-        return Sizes(count, count, count, 0, len(batch.logit_rows), width, longest, has_windows)
+        return Sizes(count, count, count, 0, len(batch.logit_rows), width, longest, *kinds_of(batch))
     counts = np.diff(batch.query_start_loc)
+    has_windows, has_states = kinds_of(batch)
     return Sizes(
         tokens=batch.num_tokens,
         seqs=batch.num_seqs,
@@ -92,8 +95,14 @@ def sizes_of(batch: ForwardBatch) -> Sizes:
         rows=len(batch.logit_rows),
         table_width=batch.block_table.shape[1],
         max_length=int(batch.seq_lens[counts == 1].max(initial=0)),
-        has_windows=batch.window_table.size > 0,
+        has_windows=has_windows,
+        has_states=has_states,
     )
+
+
+def kinds_of(batch: ForwardBatch) -> tuple[bool, bool]:
+    """Whether the model has caches in windows, and recurrent states."""
+    return batch.window_table.size > 0, batch.state_slots.size > 0
 
 
 def views_of(target: npt.NDArray[np.int32], sizes: Sizes) -> list[npt.NDArray[np.int32]]:
@@ -104,8 +113,8 @@ def views_of(target: npt.NDArray[np.int32], sizes: Sizes) -> list[npt.NDArray[np
 def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batch: ForwardBatch, sizes: Sizes) -> None:
     """Write everything that goes to the device. views: of the target.
 
-    Empty places: tokens without a slot, sequences of length 0; spare tiles and singles are of the last sequence, which
-    must be an empty one where there are any.
+    Empty places: tokens without a slot, sequences of length 0 without a state; spare tiles and singles are of the last
+    sequence, which must be an empty one where there are any.
     """
     if batch.is_single:
         singles, single_tokens = batch.query_start_loc[:-1], batch.query_start_loc[:-1]
@@ -117,10 +126,11 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
         tile_seqs, tile_firsts = tiles_of(counts)
     target.fill(0)
     ids, positions, starts, lengths, table, slots, rows, single_seqs, single_places, *rest = views
-    tiles, firsts, window_table, window_slots = rest
+    tiles, firsts, window_table, window_slots, state_slots = rest
     starts.fill(batch.num_tokens)
     slots.fill(-1)
     window_slots.fill(-1)
+    state_slots.fill(-1)
     single_seqs.fill(sizes.seqs - 1)
     tiles.fill(sizes.seqs - 1)
     for view, blocks in ((table, batch.block_table), (window_table, batch.window_table)):
@@ -130,7 +140,7 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
         (ids, batch.input_ids), (positions, batch.positions), (starts, batch.query_start_loc),
         (lengths, batch.seq_lens), (slots, batch.slot_mapping), (single_seqs, singles), (single_places, single_tokens),
         (rows, batch.logit_rows[: sizes.rows]), (tiles, tile_seqs), (firsts, tile_firsts),
-        (window_slots, batch.window_slots),
+        (window_slots, batch.window_slots), (state_slots, batch.state_slots),
     ):  # fmt: skip
         view[: len(values)] = values
 
@@ -138,7 +148,7 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
 def named(whole: Tensor, sizes: Sizes, takes_all: bool = False) -> DeviceBatch:
     """Views of one tensor by the arrays' sizes; takes_all: every token's logits are wanted, in order."""
     ids, positions, starts, lengths, table, slots, rows, *rest = torch.split(whole, sizes.of_arrays)
-    single_seqs, single_tokens, tile_seqs, tile_firsts, window_table, window_slots = rest
+    single_seqs, single_tokens, tile_seqs, tile_firsts, window_table, window_slots, state_slots = rest
     return DeviceBatch(
         input_ids=ids,
         positions=positions,
@@ -154,6 +164,7 @@ def named(whole: Tensor, sizes: Sizes, takes_all: bool = False) -> DeviceBatch:
         max_length=sizes.max_length,
         window_table=window_table.view(-1, sizes.table_width),
         window_slots=window_slots,
+        state_slots=state_slots,
     )
 
 

@@ -157,14 +157,14 @@ def captured_sizes(own: Sizes) -> Sizes | None:
     is_decode = own.singles == own.tokens == own.rows
     if is_decode and own.tokens <= WIDTHS[-1]:
         width = next(width for width in WIDTHS if width >= own.tokens)
-        return Sizes(width, width, width, 0, 0, table_width, length, own.has_windows)
+        return Sizes(width, width, width, 0, 0, table_width, length, own.has_windows, own.has_states)
     seqs = power_above(own.seqs + 1)
     if own.tokens > TOKENS[-1] or own.rows > seqs:
         return None
     tokens = next(tokens for tokens in TOKENS if tokens >= own.tokens)
     singles = power_above(own.singles) if own.singles else 0
     tiles = tokens // TILE_QUERIES + seqs
-    return Sizes(tokens, seqs, singles, tiles, seqs, table_width, length, own.has_windows)
+    return Sizes(tokens, seqs, singles, tiles, seqs, table_width, length, own.has_windows, own.has_states)
 
 
 def power_above(number: int) -> int:
