@@ -12,7 +12,7 @@ from pocketllm.engine.backends.api.capability import BackendBid, BackendCapabili
 from pocketllm.engine.models.contract import KVSpec, ModelCapability
 from pocketllm.engine.options import EngineOptions
 from pocketllm.engine.plan import backend_options, make_plan, plan_first
-from pocketllm.engine.plan.memory import Scratch, plan_memory
+from pocketllm.engine.plan.memory import Demand, Scratch, plan_memory
 from pocketllm.engine.plan.sizes import SizedOptions
 from pocketllm.errors import OptionError, UnsupportedFeatureError
 
@@ -348,7 +348,7 @@ def test_an_accepted_memory_plan_holds_one_full_request_within_memory(
     scratch: Scratch,
 ) -> None:
     options = SizedOptions(max_num_seqs=max_num_seqs, block_size=block_size)
-    memory = plan_memory(options, context, per_token, weights, available, scratch)
+    memory = plan_memory(options, context, Demand(weights, per_token, scratch=scratch), available)
 
     assert memory.max_model_len == context
     assert memory.num_blocks * block_size >= context

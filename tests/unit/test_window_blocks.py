@@ -17,7 +17,7 @@ from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.models.blocks import Windows
 from pocketllm.engine.models.contract import KVSpec
-from pocketllm.engine.plan.memory import Window, plan_memory
+from pocketllm.engine.plan.memory import Demand, Window, plan_memory
 from pocketllm.engine.plan.sizes import SizedOptions
 from tests.fake_model import FakeModel, fake_loop, greedy_reference, limits, next_state
 from tests.native import cpu_ops, needs_native
@@ -283,7 +283,7 @@ def test_a_cache_with_windows_holds_one_full_request_and_no_more_than_it_may(
     options = SizedOptions(
         max_num_seqs=max_num_seqs, block_size=block_size, prefix_cache=prefix_cache, kv_cache_bytes=size or None
     )
-    memory = plan_memory(options, context, per_token, 0, None, window=window)
+    memory = plan_memory(options, context, Demand(0, per_token, window=window), None)
     num_full, most = -(-context // block_size), window.num_blocks(options, context)
     one_request = block_size * (num_full * per_token + most * window.bytes_per_token)
 
@@ -299,14 +299,14 @@ def test_a_cache_with_windows_holds_one_full_request_and_no_more_than_it_may(
 
 def test_a_longer_context_fits_where_windows_hide_most_of_it() -> None:
     def advice(window: Window, per_token: int) -> int:
-        [reason] = plan_memory(SizedOptions(max_num_seqs=1), 1 << 20, per_token, 0, 1 << 26, window=window).reasons
+        demand = Demand(0, per_token, window=window)
+        [reason] = plan_memory(SizedOptions(max_num_seqs=1), 1 << 20, demand, 1 << 26).reasons
         return int(reason.rsplit("--max-model-len ", 1)[1].split()[0])
 
     kept, windowed = advice(Window(), 6000), advice(Window(512, 5000), 1000)
     assert 5 * kept < windowed < 6 * kept
-    assert not plan_memory(
-        SizedOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, 1000, 0, 1 << 26, window=Window(512, 5000)
-    ).reasons
+    demand = Demand(0, 1000, window=Window(512, 5000))
+    assert not plan_memory(SizedOptions(max_num_seqs=1, max_model_len=windowed), 1 << 20, demand, 1 << 26).reasons
 
 
 # -- which layers keep what

@@ -9,18 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily, bytes_in_blocks
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily
 from pocketllm.engine.options import AUTO, EngineOptions
 from pocketllm.engine.plan.memory import (
+    Demand,
     MemoryPlan,
     Window,
+    demand_of,
     keeps_prompt_ends,
     loaded_tensors,
     num_state_slots,
     plan_memory,
-    prompt_end_bytes,
-    step_scratch,
-    weights_bytes,
 )
 from pocketllm.engine.plan.sizes import SizedOptions, sized
 from pocketllm.engine.weights.quant import known_types
@@ -124,71 +123,67 @@ def make_plan(
     family: the family, or the sentence that says why there is none. Raises UnsupportedFeatureError with all reasons.
     """
     model, options = model or options.model, sized(options, capability.sizes)
-    architecture = str(checkpoint.metadata.get("general.architecture", "unknown"))
+    what = f"cannot run {model} ({architecture_of(checkpoint)})"
     tables = frozenset() if isinstance(family, str) else family.capability.tables
-    reasons = unreadable_tensors(checkpoint, capability, tables)
+    unreadable = unreadable_tensors(checkpoint, capability, tables)
     if isinstance(family, str):
-        raise UnsupportedFeatureError(f"cannot run {model} ({architecture})", [family, *reasons])
-    reasons = [
-        *family.unmet(checkpoint),
-        *reasons,
-        *unmet_capabilities(options, family, capability, checkpoint.metadata),
-    ]
+        raise UnsupportedFeatureError(what, [family, *unreadable])
+    unmet = unmet_capabilities(options, family, capability, checkpoint.metadata)
+    reasons = [*family.unmet(checkpoint), *unreadable, *unmet]
     if reasons:
-        raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", reasons)
+        raise UnsupportedFeatureError(f"{what} on {capability.name}", reasons)
 
-    context = family.context_length(checkpoint.metadata)
-    spec = family.kv_spec(checkpoint.metadata)
-    element = capability.kv_element_bytes, capability.kv_scale_bytes
-    per_token = bytes_in_blocks(spec, *element, options.block_size)
-    in_flight = max_steps_in_flight(options, spec, capability)
-    window = Window(spec.window_tokens(), spec.bytes_in_window(*element), in_flight)
-    states = num_state_slots(options, spec) * spec.bytes_per_sequence()
-    weights = weights_bytes(checkpoint, capability)
-    scratch = step_scratch(options, checkpoint, capability)
-    ends = prompt_end_bytes(options, spec, checkpoint, capability)
-    memory = plan_memory(
-        *(options, context, per_token, weights + states + ends, capability.memory_bytes, scratch, window),
-        capability.sizes.kv_cache_bytes,
-    )
+    context, spec = family.context_length(checkpoint.metadata), family.kv_spec(checkpoint.metadata)
+    demand = demand_of(options, spec, checkpoint, capability)
+    memory = plan_memory(options, context, demand, capability.memory_bytes, capability.sizes.kv_cache_bytes)
     if memory.reasons:
-        raise UnsupportedFeatureError(f"cannot run {model} ({architecture}) on {capability.name}", memory.reasons)
-    limits = make_limits(options, memory, window, num_state_slots(options, spec))
-    keeps_ends = keeps_prompt_ends(options, spec, capability)
-    limits = replace(limits, keeps_prompt_ends=keeps_ends, max_steps_in_flight=in_flight)
+        raise UnsupportedFeatureError(f"{what} on {capability.name}", memory.reasons)
+    limits = make_limits(options, memory, demand.window, spec, capability)
     return EnginePlan(
         model=model,
-        architecture=architecture,
+        architecture=architecture_of(checkpoint),
         quant_types=histogram(checkpoint),
-        backend=capability.name,
-        device=capability.device,
-        device_name=capability.device_name,
-        isa=capability.isa,
-        threads=capability.threads,
-        activation_dtype=capability.activation_dtype,
-        kv_dtype=capability.kv_dtype,
-        numerics_version=capability.numerics_version,
-        batch_invariant_width=capability.batch_invariant_width,
+        **of_backend(capability),
         context_length=context,
-        weights_bytes=weights,
-        kv_bytes_per_token=per_token,
-        window_bytes_per_request=limits.window_blocks_per_request * options.block_size * window.bytes_per_token,
-        kv_bytes=options.block_size
-        * (memory.num_blocks * per_token + memory.num_window_blocks * window.bytes_per_token),
-        state_bytes=states + ends,
-        scratch_bytes=scratch.of(memory.max_model_len),
+        **of_memory(demand, memory, limits),
         limits=limits,
-        notes=(
-            *notes,
-            *memory.notes,
-            *activation_notes(options, family),
-            *width_notes(options, capability),
-            *thread_notes(capability),
-            *delay_notes(options),
-        ),
+        notes=(*notes, *memory.notes, *plan_notes(options, family, capability)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record
         sources=dict(options.sources),
     )
+
+
+def of_backend(capability: BackendCapability) -> dict[str, Any]:
+    """What a plan says of its backend."""
+    return {
+        "backend": capability.name,
+        "device": capability.device,
+        "device_name": capability.device_name,
+        "isa": capability.isa,
+        "threads": capability.threads,
+        "activation_dtype": capability.activation_dtype,
+        "kv_dtype": capability.kv_dtype,
+        "numerics_version": capability.numerics_version,
+        "batch_invariant_width": capability.batch_invariant_width,
+    }
+
+
+def of_memory(demand: Demand, memory: MemoryPlan, limits: Limits) -> dict[str, Any]:
+    """What a plan says of memory, in bytes."""
+    window_bytes = limits.block_size * demand.window.bytes_per_token
+    return {
+        "weights_bytes": demand.weights,
+        "kv_bytes_per_token": demand.per_token,
+        "window_bytes_per_request": limits.window_blocks_per_request * window_bytes,
+        "kv_bytes": limits.num_blocks * limits.block_size * demand.per_token + limits.num_window_blocks * window_bytes,
+        "state_bytes": demand.states,
+        "scratch_bytes": demand.scratch.of(memory.max_model_len),
+    }
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """As the header calls it."""
+    return str(checkpoint.metadata.get("general.architecture", "unknown"))
 
 
 def plan_first(
@@ -218,7 +213,7 @@ def plan_first(
                 raise
             refused[bid.name] = error.reasons
             passed.append(f"{bid.name}: {', '.join(error.reasons)}")
-    what = f"cannot run {model or options.model} ({checkpoint.metadata.get('general.architecture', 'unknown')})"
+    what = f"cannot run {model or options.model} ({architecture_of(checkpoint)})"
     # a backend that is not here could help only where another one lacked something
     reasons = told_apart(refused)
     is_lacking = not isinstance(family, str) and any(reason.startswith("backend ") for reason in reasons)
@@ -280,6 +275,17 @@ def unmet_capabilities(
     return reasons
 
 
+# -- notes -----------------------------------------------------------------------------------------------------------
+def plan_notes(options: SizedOptions, family: ModelFamily, capability: BackendCapability) -> list[str]:
+    """What the reader of a plan should know beyond its numbers."""
+    return [
+        *activation_notes(options, family),
+        *width_notes(options, capability),
+        *thread_notes(capability),
+        *delay_notes(options),
+    ]
+
+
 def delay_notes(options: EngineOptions) -> list[str]:
     """What must be shouted of an engine that is slow on purpose."""
     if not options.test_step_delay:
@@ -313,13 +319,9 @@ def thread_notes(capability: BackendCapability) -> list[str]:
     return [f"{capability.threads} threads on the {cores} cores that this process may use: fewer are faster"]
 
 
-def max_steps_in_flight(options: SizedOptions, spec: CacheSpec, capability: BackendCapability) -> int:
-    """What the backend takes, unless it was switched off; one where states are kept: a state cannot be told apart from
-    that of a token further, so it is copied before the next step begins."""
-    return capability.max_steps_in_flight if options.overlap and not spec.bytes_per_sequence() else 1
-
-
-def make_limits(options: SizedOptions, memory: MemoryPlan, window: Window, num_state_slots: int) -> Limits:
+def make_limits(
+    options: SizedOptions, memory: MemoryPlan, window: Window, spec: CacheSpec, capability: BackendCapability
+) -> Limits:
     """What was asked for, at the context and cache size that it became."""
     return Limits(
         max_model_len=memory.max_model_len,
@@ -332,7 +334,9 @@ def make_limits(options: SizedOptions, memory: MemoryPlan, window: Window, num_s
         reserve=options.reserve,
         max_queued_requests=options.max_queued_requests,
         prefix_cache=options.prefix_cache,
-        num_state_slots=num_state_slots,
+        num_state_slots=num_state_slots(options, spec),
+        keeps_prompt_ends=keeps_prompt_ends(options, spec, capability),
+        max_steps_in_flight=window.steps_in_flight,
         window=window.size,
         window_blocks_per_request=window.num_blocks(options, memory.max_model_len),
         num_window_blocks=memory.num_window_blocks,

@@ -6,7 +6,7 @@ from math import ceil, prod
 from typing import Any
 
 from pocketllm.engine.backends.api.capability import BackendCapability, StepSizes
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, bytes_in_blocks
 from pocketllm.engine.models.header import nextn_tensors
 from pocketllm.engine.plan.sizes import SizedOptions
 
@@ -46,6 +46,19 @@ class Window:
 
 
 NO_WINDOW = Window()
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a model asks of a backend's memory beside its cache, and for each token in it; in bytes."""
+
+    weights: int
+    per_token: int
+    """Over all layers that keep every token."""
+    states: int = 0
+    """Recurrent states of running requests and snapshots, and logits of prompts' ends."""
+    scratch: Scratch = NO_SCRATCH
+    window: Window = NO_WINDOW
 
 
 @dataclass(frozen=True)
@@ -121,65 +134,101 @@ def query_heads(metadata: Mapping[str, Any]) -> int:
     return max(map(int, count)) if hasattr(count, "__iter__") else int(count)
 
 
+def demand_of(options: SizedOptions, spec: CacheSpec, checkpoint: Checkpoint, capability: BackendCapability) -> Demand:
+    """What a checkpoint asks, decided from its header."""
+    element = capability.kv_element_bytes, capability.kv_scale_bytes
+    states = num_state_slots(options, spec) * spec.bytes_per_sequence()
+    in_flight = max_steps_in_flight(options, spec, capability)
+    return Demand(
+        weights=weights_bytes(checkpoint, capability),
+        per_token=bytes_in_blocks(spec, *element, options.block_size),
+        states=states + prompt_end_bytes(options, spec, checkpoint, capability),
+        scratch=step_scratch(options, checkpoint, capability),
+        window=Window(spec.window_tokens(), spec.bytes_in_window(*element), in_flight),
+    )
+
+
 def plan_memory(
     options: SizedOptions,
     context: int,
-    bytes_per_token: int,
-    weights: int,
+    demand: Demand,
     available: int | None,
-    scratch: Scratch = NO_SCRATCH,
-    window: Window = NO_WINDOW,
     kv_limit: int = StepSizes.kv_cache_bytes,
 ) -> MemoryPlan:
     """Size the cache. All sizes in bytes; `available` None: unknown, and then nothing is refused for it.
 
-    weights: with whatever else is there whole from the beginning (recurrent states). kv_limit: most that the cache
-    takes where its size was not said and one request does not need more.
+    kv_limit: most that the cache takes where its size was not said and one request does not need more.
     """
-    length, size = options.max_model_len or context, options.block_size
-    reasons = []
-    if length > context:
-        reasons.append(
-            f"max_model_len={length} is longer than the checkpoint's context of {context} tokens: lower --max-model-len"
-        )
+    length, size, window = options.max_model_len or context, options.block_size, demand.window
     num_full = -(-length // size)
-    blocks = BlockBytes(size * bytes_per_token, size * window.bytes_per_token, window.num_blocks(options, context))
-    one_request = blocks.of(num_full)
-    room = None if available is None else available - weights - scratch.of(length)
+    blocks = BlockBytes(size * demand.per_token, size * window.bytes_per_token, window.num_blocks(options, context))
+    taken = demand.weights + demand.states + demand.scratch.of(length)
+    room = None if available is None else available - taken
     budget = cache_budget(options, blocks, num_full, room, kv_limit)
-    if budget < one_request:
-        reasons.append(
-            f"kv_cache_bytes={options.kv_cache_bytes} holds {blocks.longest(budget) * size} tokens, fewer than "
-            f"one request of max_model_len={length}: give {one_request} bytes or lower --max-model-len"
-        )
+    if budget < blocks.of(num_full):
         num_blocks, num_windows = budget // max(blocks.everywhere, 1), 0
     else:
         spare = options.max_num_seqs if options.prefix_cache else 0
         num_blocks, num_windows = blocks.divide(budget, num_full, options.max_num_seqs, spare)
     cache = num_blocks * blocks.everywhere + num_windows * blocks.window
-    needed = weights + cache + scratch.of(length)
-    if available is not None and needed > available:
-        a_block = replace(blocks, everywhere=blocks.everywhere + size * scratch.per_key)
-        fitting = min(a_block.longest(available - weights - scratch.fixed) * size, context)
-        advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
-        if options.kv_cache_bytes is not None and room is not None and room >= one_request:
-            advice = f"set --kv-cache-bytes {room} or lower"
-        elif not fitting and size > length:
-            advice = "lower --block-size"
-        reasons.append(
-            f"weights, cache and working memory need {gib(needed)} ({gib(weights)} + {gib(cache)} + "
-            f"{gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"
-        )
-    notes = []
+    reasons = [*context_reasons(length, context), *cache_reasons(options, blocks, budget, length)]
+    if available is not None and taken + cache > available:
+        reasons.append(memory_reason(options, context, demand, blocks, cache, available))
     num_at_once = num_blocks // num_full
     if num_windows:
         num_at_once = min(num_at_once, num_windows // min(blocks.most, num_full))
-    if not reasons and num_at_once < options.max_num_seqs:
-        notes.append(
-            f"the cache holds {num_at_once} requests of max_model_len={length} at once, not max_num_seqs="
-            f"{options.max_num_seqs}; shorter ones share it"
-        )
+    notes = [] if reasons else sharing_notes(options, num_at_once, length)
     return MemoryPlan(length, num_blocks, tuple(notes), tuple(reasons), num_windows)
+
+
+def context_reasons(length: int, context: int) -> list[str]:
+    """A request longer than the checkpoint was made for."""
+    if length <= context:
+        return []
+    return [
+        f"max_model_len={length} is longer than the checkpoint's context of {context} tokens: lower --max-model-len"
+    ]
+
+
+def cache_reasons(options: SizedOptions, blocks: BlockBytes, budget: int, length: int) -> list[str]:
+    """A cache that was said to be so small that not one request of full length fits."""
+    one_request, held = blocks.of(-(-length // options.block_size)), blocks.longest(budget) * options.block_size
+    if budget >= one_request:
+        return []
+    return [
+        f"kv_cache_bytes={options.kv_cache_bytes} holds {held} tokens, fewer than one request of "
+        f"max_model_len={length}: give {one_request} bytes or lower --max-model-len"
+    ]
+
+
+def memory_reason(
+    options: SizedOptions, context: int, demand: Demand, blocks: BlockBytes, cache: int, available: int
+) -> str:
+    """Why a cache of so many bytes does not fit beside the rest, and what would."""
+    length, size, scratch = options.max_model_len or context, options.block_size, demand.scratch
+    weights = demand.weights + demand.states
+    room = available - weights - scratch.of(length)
+    a_block = replace(blocks, everywhere=blocks.everywhere + size * scratch.per_key)
+    fitting = min(a_block.longest(available - weights - scratch.fixed) * size, context)
+    advice = f"set --max-model-len {fitting} or lower" if fitting else "take a smaller checkpoint"
+    if options.kv_cache_bytes is not None and room >= blocks.of(-(-length // size)):
+        advice = f"set --kv-cache-bytes {room} or lower"
+    elif not fitting and size > length:
+        advice = "lower --block-size"
+    return (
+        f"weights, cache and working memory need {gib(weights + cache + scratch.of(length))} ({gib(weights)} + "
+        f"{gib(cache)} + {gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"
+    )
+
+
+def sharing_notes(options: SizedOptions, num_at_once: int, length: int) -> list[str]:
+    """That requests of full length must wait for one another's blocks."""
+    if num_at_once >= options.max_num_seqs:
+        return []
+    return [
+        f"the cache holds {num_at_once} requests of max_model_len={length} at once, not max_num_seqs="
+        f"{options.max_num_seqs}; shorter ones share it"
+    ]
 
 
 def cache_budget(options: SizedOptions, blocks: BlockBytes, num_full: int, room: int | None, kv_limit: int) -> int:
@@ -208,6 +257,12 @@ def prompt_end_bytes(
         return 0
     rows = [checkpoint.tensors[name].shape[0] for name in TABLES if name in checkpoint.tensors]
     return 4 * options.max_num_seqs * max(rows, default=0)
+
+
+def max_steps_in_flight(options: SizedOptions, spec: CacheSpec, capability: BackendCapability) -> int:
+    """What the backend takes, unless it was switched off; one where states are kept: a state cannot be told apart from
+    that of a token further, so it is copied before the next step begins."""
+    return capability.max_steps_in_flight if options.overlap and not spec.bytes_per_sequence() else 1
 
 
 def num_state_slots(options: SizedOptions, spec: CacheSpec) -> int:
