@@ -244,9 +244,18 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
         *([("states", f"{gib(plan['state_bytes'])} for recurrent layers")] if plan["state_bytes"] else []),
         ("working memory", gib(plan["scratch_bytes"])),
         ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
+        *ready_facts(plan),
         ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
     ]
     return facts + [("note", note) for note in plan["notes"]]
+
+
+def ready_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Numbers of requests whose steps a server captures or compiles first; nothing where one does for all."""
+    widths = ", ".join(map(str, plan["step_widths"]))
+    return (
+        [("made ready", f"steps of {widths} requests, before a server serves")] if len(plan["step_widths"]) > 1 else []
+    )
 
 
 def window_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,28 @@ def test_the_model_runs_once_before_it_is_ready_and_leaves_nothing_behind(tiny_g
         assert stats.num_steps >= 2
         assert stats.num_free_blocks == stats.num_blocks
         assert stats.num_running == stats.num_waiting == 0
+
+
+def test_every_number_of_requests_that_steps_are_made_for_runs_once_and_leaves_nothing_behind(tiny_gguf: Path) -> None:
+    from pocketllm.engine.load import load_engine
+    from pocketllm.engine.options import EngineOptions
+
+    with load_engine(EngineOptions(model=str(tiny_gguf), threads=1, max_num_seqs=4)) as engine:
+        engine.plan = replace(engine.plan, step_widths=(1, 2, 4))
+        widths: list[int] = []
+        step = engine.loop.step
+
+        def watched() -> bool:
+            widths.append(engine.loop.stats().num_running)
+            return step()
+
+        engine.loop.step = watched  # type: ignore[method-assign]  # watched in this test
+        warm_up(engine)
+        stats = engine.loop.stats()
+
+    assert {1, 2, 4} <= set(widths)
+    assert stats.num_free_blocks == stats.num_blocks
+    assert stats.num_running == stats.num_waiting == 0
 
 
 def test_a_model_that_does_not_run_is_told_instead_of_served() -> None:

@@ -88,6 +88,8 @@ class EnginePlan:
     """Recurrent states of running requests and snapshots, and logits of prompts' ends; 0 for a model without states."""
     scratch_bytes: int
     """What a step of the widest kind works in, beside weights and cache; an estimate from the header."""
+    step_widths: tuple[int, ...]
+    """Numbers of requests in a step that a server has made ready before it serves."""
     limits: Limits
     notes: tuple[str, ...]
     options: Mapping[str, Any]
@@ -98,7 +100,7 @@ class EnginePlan:
         """JSON-able; the limits stand beside the rest."""
         values = asdict(self)
         limits: dict[str, Any] = values.pop("limits")
-        return {**values, **limits, "notes": list(self.notes)}
+        return {**values, **limits, "step_widths": list(self.step_widths), "notes": list(self.notes)}
 
 
 def backend_options(options: EngineOptions, family: ModelFamily | str | None = None) -> BackendOptions:
@@ -146,6 +148,7 @@ def make_plan(
         **of_backend(capability),
         context_length=context,
         **of_memory(demand, memory, limits),
+        step_widths=tuple(width for width in capability.step_widths if width <= options.max_num_seqs),
         limits=limits,
         notes=(*notes, *memory.notes, *plan_notes(options, family, capability)),
         options={**options.as_dict(), "model": model},  # a path of this machine has no place in a record

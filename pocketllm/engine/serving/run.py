@@ -123,21 +123,41 @@ def tls_fault(config: uvicorn.Config, refused: OSError) -> str:
     return f"a PEM block in {config.ssl_certfile} or {config.ssl_keyfile} is damaged ({reason}): copy both again"
 
 
-def warm_up(engine: ServedEngine) -> None:
-    """Run a short request before any other: what the first one has to touch, compile or capture is there then.
+WARM_UP_TOKENS = 4
+"""What draws tokens is captured once logits have come from the same place twice."""
 
-    The prefix cache does not keep it.
+
+def warm_up(engine: ServedEngine) -> None:
+    """Run short requests before any other, as many at once as there are sizes of steps: what the first ones have to
+    touch, compile or capture is there then.
+
+    The prefix cache does not keep them.
     """
-    last: list[Event] = []
-    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=0)
-    prompt = [0] * min(16, max(engine.plan.limits.max_model_len - 2, 1))
-    engine.loop.submit(Request("warm-up", prompt, params, cache_salt="warm-up"), last.append)
+    for width in engine.plan.step_widths:
+        run_at_once(engine, width)
+    engine.loop.reset_prefix_cache()
+
+
+def run_at_once(engine: ServedEngine, width: int) -> None:
+    """So many requests of their own. Raises MachineError when the model does not run."""
+    ends: list[Event] = []
+    longest = engine.plan.limits.max_model_len
+    params = SamplingParams(max_tokens=max(min(WARM_UP_TOKENS, longest - 1), 1), ignore_eos=True, seed=0)
+    for number in range(width):
+        name = f"warm-up {number} of {width}"
+        prompt = [0] * max(min(16, longest - WARM_UP_TOKENS), 1)
+        engine.loop.submit(Request(name, prompt, params, cache_salt=name), ends.append)
     while engine.loop.step():
         pass
-    engine.loop.reset_prefix_cache()
-    end = last[-1]
-    if isinstance(end, FinishEvent) and end.reason is FinishReason.ERROR:
-        raise MachineError(f"the model was loaded but does not run: {end.error}")
+    for end in ends:
+        if isinstance(end, FinishEvent) and end.reason is FinishReason.ERROR:
+            raise MachineError(f"the model was loaded but does not run: {end.error}")
+
+
+def ready(engine: ServedEngine, warm_up_s: float) -> str:
+    """What was made before the first request, and how long that took."""
+    widths = ", ".join(map(str, engine.plan.step_widths))
+    return f"made steps of {widths} requests ready in {warm_up_s:.1f} s: {engine.loop.stats().num_compiles} graphs"
 
 
 class Process:
@@ -197,7 +217,7 @@ class Process:
         try:
             engine = self._load()
             if self._settings.is_warmed_up:
-                warm_up(engine)
+                self._warm_up(engine)
             # what a model is made of lives to the end: a full collection that walks it stops every stream for 50 ms
             gc.collect()
             gc.freeze()
@@ -206,6 +226,12 @@ class Process:
             engine = None
         with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
             loop.call_soon_threadsafe(self._loaded, engine)
+
+    def _warm_up(self, engine: ServedEngine) -> None:
+        start_s = time.perf_counter()
+        warm_up(engine)
+        if len(engine.plan.step_widths) > 1:
+            self._say(ready(engine, time.perf_counter() - start_s))
 
     def _loaded(self, engine: ServedEngine | None) -> None:
         if engine is None:

@@ -65,6 +65,8 @@ class BackendCapability:
     """Changes whenever the same input may give other bits; part of a golden's hard key."""
     sizes: StepSizes = StepSizes()
     """Of steps and of their cache, where the user names none."""
+    step_widths: tuple[int, ...] = (1,)
+    """Numbers of requests in a step that kernels or graphs are made for when they are first seen, in ascending order."""
     num_cores: int | None = None
     """Cores this process may use, of a backend whose threads they run; None: not told."""
     max_steps_in_flight: int = 1

@@ -24,7 +24,10 @@ OPS = frozenset(
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
-MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = 32, 2048, 4
+WIDTHS = (1, 2, 4, 8, 16, 24, 32)
+"""Numbers of sequences that decode steps are captured for; a step takes the next one up, its spare rows change
+nothing."""
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = WIDTHS[-1], 2048, 4
 """Where the user names none: the widest captured step; what keeps tensor cores busy, and with a model of eight billion
 weights for less than a tenth of a second; and one part in so many of the memory for keys and values."""
 BATCH_INVARIANT_WIDTH = 1
@@ -72,6 +75,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         memory_bytes=None if memory is None else max(0, memory.free - RESERVED_BYTES),
         numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}",
         sizes=step_sizes(memory),
+        step_widths=WIDTHS,
         max_steps_in_flight=2,
     )
 

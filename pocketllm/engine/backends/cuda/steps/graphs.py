@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.drawing import Drawer
+from pocketllm.engine.backends.cuda.device import WIDTHS
 from pocketllm.engine.backends.cuda.steps.batch import (
     TILE_QUERIES,
     DeviceBatch,
@@ -22,9 +23,6 @@ from pocketllm.engine.backends.cuda.steps.batch import (
     views_of,
 )
 
-WIDTHS = (1, 2, 4, 8, 16, 24, 32)
-"""Numbers of sequences that decode steps are captured for; a step takes the next one up, its spare rows change
-nothing."""
 TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of tokens that other steps are captured for."""
 SHORTEST, NARROWEST = 256, 32
