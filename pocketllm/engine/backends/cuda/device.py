@@ -21,6 +21,8 @@ OPS = frozenset(
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
     | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "sink_attention"}
     | {"sigmoid_mul", "mul", "scale", "columns"}
+    | {"new_latent_cache", "store_latent", "latent_attention", "project_heads"}
+    | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""

@@ -22,6 +22,7 @@ from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, att
 from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
+from pocketllm.engine.backends.cuda.latent.ops import LatentOps
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
@@ -38,13 +39,14 @@ from pocketllm.engine.backends.cuda.operands import (
     written,
 )
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
-from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch, to_device, upload
+from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
+from pocketllm.engine.backends.cuda.streams.ops import StreamOps
 
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CudaOps:
+class CudaOps(LatentOps, StreamOps):
     """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
 
     def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:
@@ -278,15 +280,3 @@ class CudaOps:
     def num_compiles(self) -> int:
         """CUDA graphs captured until now; what Triton compiles outside of a capture is not counted."""
         return self._num_graphs
-
-    # -- what a batch holds --------------------------------------------------------------------------------------------
-    def _on_device(self, values: npt.NDArray[np.int32] | Tensor) -> Tensor:
-        return values if isinstance(values, Tensor) else upload(values, self._device)
-
-    def _of(self, batch: ForwardBatch | DeviceBatch) -> DeviceBatch:
-        """The batch on the device, copied once a step; a batch is immutable, so its identity is its key."""
-        if isinstance(batch, DeviceBatch):
-            return batch
-        if self._batch is None or self._batch[0] is not batch:
-            self._batch = batch, to_device(batch, self._device)
-        return self._batch[1]

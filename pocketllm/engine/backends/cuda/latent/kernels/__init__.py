@@ -1,0 +1,1 @@
+"""Kernels over cached rows that all heads share."""

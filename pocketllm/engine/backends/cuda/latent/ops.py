@@ -1,0 +1,47 @@
+"""Operations over a cache of rows that all heads share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketllm.engine.backends.api.attention import ForwardBatch, LatentAttentionSpec
+from pocketllm.engine.backends.cuda.attention import Heads
+from pocketllm.engine.backends.cuda.latent.attention import LatentCache, Selected, attend, store
+from pocketllm.engine.backends.cuda.latent.heads import project_heads
+from pocketllm.engine.backends.cuda.matrices import ExpertMatrices
+from pocketllm.engine.backends.cuda.operands import written
+from pocketllm.engine.backends.cuda.operations import Operations
+
+
+class LatentOps(Operations):
+    """Multi-head latent attention."""
+
+    def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> LatentCache:
+        """Zeros."""
+        shape = (num_blocks, block_size, dim)
+        return LatentCache([torch.zeros(shape, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)])
+
+    def project_heads(self, x: Any, weight: ExpertMatrices) -> Tensor:
+        return project_heads(written(x), weight, self._are_few(len(x)))
+
+    def store_latent(self, cache: LatentCache, layer: int, batch: ForwardBatch, *parts: Any) -> None:
+        first, *rest = (self._heads(part) for part in parts)
+        assert len(rest) <= 1, "rows have at most two parts"
+        store(cache.rows[layer], self._of(batch).slot_mapping, first, rest[0] if rest else None)
+
+    def latent_attention(
+        self, q_latent: Any, q_rope: Any, cache: LatentCache, layer: int, batch: ForwardBatch,
+        spec: LatentAttentionSpec, selection: Selected | None = None,
+    ) -> Tensor:  # fmt: skip
+        latent = written(q_latent)
+        rotated = q_rope if isinstance(q_rope, Heads) and q_rope.norm is None else self._heads(q_rope, spec.rope_dim)
+        return attend(latent, rotated, cache.rows[layer], self._of(batch), spec, selection, self._are_few(len(latent)))
+
+    def _heads(self, x: Any, head_dim: int | None = None) -> Heads:
+        """Rows as heads; head_dim: of each, where it is not the whole row."""
+        width = x.x.shape[1] if isinstance(x, Heads) else None
+        if isinstance(x, Heads) and x.head_dim == (head_dim or width):
+            return x
+        rows = written(x)
+        return Heads(rows, head_dim or rows.shape[1])

@@ -1,0 +1,1 @@
+"""Parallel residual streams: how sublayers read them and write to them."""

@@ -1,0 +1,1 @@
+"""Kernels over parallel residual streams."""
