@@ -97,9 +97,10 @@ class Engine:
         plan = make_plan(
             sized, find_family(self.plan.architecture), self.backend.capability, self.checkpoint, model=self.model_name
         )
-        plan = replace(
-            plan, options=options.as_dict(), notes=(*plan.notes, "shares the loaded weights of another engine")
-        )
+        # shown as they were said, not as they are held to the other engine's cache
+        said = {name: getattr(options, name) for name in ("kv_cache_bytes", "max_model_len")}
+        notes = (*plan.notes, "shares the loaded weights of another engine")
+        plan = replace(plan, options={**plan.options, **said}, notes=notes)
         engine = replace(self, options=options, plan=plan, owns_checkpoint=False)
         engine.load_s = time.perf_counter() - start_s
         return engine

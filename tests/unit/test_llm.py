@@ -255,6 +255,11 @@ def test_a_sibling_shares_the_weights_and_gives_the_same_tokens(engine: Engine, 
     assert llm.generate([[1]], GREEDY)[0].finish_reason == "length"
 
 
+def test_a_sibling_s_plan_shows_options_as_its_engine_s_does(engine: Engine) -> None:
+    with engine.sibling(prefill_chunk=5) as sibling:
+        assert sibling.plan.options == {**engine.plan.options, "prefill_chunk": 5}
+
+
 @pytest.mark.parametrize("name", ["threads", "model", "block_size", "nonsense"])
 def test_an_option_that_cannot_be_switched_is_refused(engine: Engine, name: str) -> None:
     with pytest.raises(OptionError, match=f"{name} cannot be switched"):
