@@ -176,6 +176,7 @@ def textbook_logits(path: Path, input_ids: npt.ArrayLike) -> npt.NDArray[np.floa
     heads, kv_heads = keys["llama.attention.head_count"], keys["llama.attention.head_count_kv"]
     dim = keys.get("llama.attention.key_length", keys["llama.embedding_length"] // heads)
     eps = keys["llama.attention.layer_norm_rms_epsilon"]
+    window = keys.get("llama.attention.sliding_window") or keys["llama.context_length"]
     turn = rotations(keys, tensor.get("rope_freqs.weight"), dim, len(np.asarray(input_ids)))
 
     def project(x: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
@@ -194,9 +195,10 @@ def textbook_logits(path: Path, input_ids: npt.ArrayLike) -> npt.NDArray[np.floa
         for position in range(len(x)):
             for head in range(heads):
                 shared = head // (heads // kv_heads)
-                scores = k[: position + 1, shared] @ q[position, head] / np.sqrt(dim)
+                seen = slice(max(0, position + 1 - window), position + 1)
+                scores = k[seen, shared] @ q[position, head] / np.sqrt(dim)
                 share = np.exp(scores - scores.max())
-                mixed[position, head] = share / share.sum() @ v[: position + 1, shared]
+                mixed[position, head] = share / share.sum() @ v[seen, shared]
         x = x + project(mixed.reshape(len(x), -1), block + "attn_output")
         y = norm(x, block + "ffn_norm.weight")
         gate = project(y, block + "ffn_gate")

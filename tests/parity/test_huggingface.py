@@ -63,10 +63,20 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3": ("Gemma3", {**DENSE, "num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 8}),
     "qwen35": ("Qwen3_5", {**DENSE, "num_hidden_layers": 4, "head_dim": 32, **DELTA}),
     "mistral": ("Mistral", {**DENSE, "sliding_window": None}),
+    "mistral_window": ("Mistral", {**DENSE, "sliding_window": 7}),
+    "llama_yarn_factor": ("Llama", {**DENSE, "rope_parameters": {**YARN, "attention_factor": 0.7}}),
+    "llama_yarn_quotient": ("Llama", {**DENSE, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.4}}),
+    "qwen3_biases": ("Qwen3", {**DENSE, "attention_bias": True}),
+    "gemma2_scale": ("Gemma2", {**DENSE, "query_pre_attn_scalar": 5, "sliding_window": 8}),
+    "gemma3_scale_cap": (
+        "Gemma3",
+        {**DENSE, "query_pre_attn_scalar": 256, "sliding_window": 8, "final_logit_softcapping": 2.0},
+    ),
     "smollm3": ("SmolLM3", {**WITHOUT_HEAD_DIM, "num_hidden_layers": 5}),
     "olmo2": ("Olmo2", WITHOUT_HEAD_DIM),
     "gemma2": ("Gemma2", {**DENSE, "query_pre_attn_scalar": 24, "sliding_window": 8}),
     "qwen3moe": ("Qwen3Moe", {**DENSE, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3moe_biases": ("Qwen3Moe", {**DENSE, **EXPERTS, "norm_topk_prob": False, "attention_bias": True}),
     "qwen35moe": (
         "Qwen3_5Moe",
         {**DENSE, "head_dim": 32, **DELTA, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 48},
@@ -230,7 +240,7 @@ def test_ids_of_a_thousand_random_strings_are_those_of_the_tokenizers_library(na
         assert tokenizer.encode(text) == expected, text
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gemma3_scale_cap", "qwen35", "gpt_oss"])
 def test_a_directory_generates_what_transformers_generates(name: str, tmp_path: Path) -> None:
     folder, model = write_directory(tmp_path / name, name, torch.bfloat16)
     ids = random.Random(8).choices(range(2, 380), k=20)

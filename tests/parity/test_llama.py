@@ -28,6 +28,7 @@ SHAPES = {
     "one layer in half precision": TinyLlama(seed=13, num_layers=1, quant_type="F16"),
     "bfloat16": TinyLlama(seed=14, quant_type="BF16"),
     "quantized": TinyLlama(seed=15, quant_type="Q5_0"),
+    "all layers see a window": TinyLlama(seed=16, metadata={"llama.attention.sliding_window": 9}),
 }
 
 

@@ -11,6 +11,7 @@ from pocketllm.engine.models.contract import KVSpec, SeveralCaches
 from pocketllm.engine.models.families import gemma4
 from pocketllm.engine.plan.memory import BlockBytes
 from tests.native import needs_native
+from tests.tiny import TinyLlama, write_llama
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 NAMES = ("gemma2", "gemma3_text", "gpt_oss", "mimo_v2_flash", "gemma4_text")
@@ -78,4 +79,24 @@ def test_requests_that_are_preempted_get_the_bits_of_each_alone(
         num_preemptions = llm.engine.loop.stats().num_preemptions
 
     assert together == expected
+    assert num_preemptions > 0
+
+
+def test_requests_of_a_model_that_keeps_nothing_but_windows_get_the_bits_of_each_alone(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_llama(tmp_path / "x.gguf", TinyLlama(seed=17, metadata={"llama.attention.sliding_window": 8})))
+    with LLM(path, backend=backend, prefix_cache=False, max_num_seqs=1, **OPTIONS) as llm:
+        expected = told(llm.generate(PROMPTS, PARAMS))
+    with LLM(path, backend=backend, prefill_chunk=5, **OPTIONS) as llm:
+        together = told(llm.generate(PROMPTS, PARAMS))
+        [warm] = llm.generate([PROMPTS[4]], PARAMS)
+    monkeypatch.setattr(BlockBytes, "divide", lambda *_: (24, 24))
+    with LLM(path, backend=backend, prefill_chunk=8, reserve=0.0, **{**OPTIONS, "max_model_len": 80}) as llm:
+        preempted = told(llm.generate(PROMPTS, PARAMS))
+        num_preemptions = llm.engine.loop.stats().num_preemptions
+
+    assert together == preempted == expected
+    assert told([warm]) == expected[4:]
+    assert warm.usage.cached_tokens > 0
     assert num_preemptions > 0

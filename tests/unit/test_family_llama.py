@@ -114,7 +114,7 @@ def test_every_absent_key_is_named_at_once() -> None:
             "rope scaling 'longrope' (llama.rope.scaling.type) is not supported by family",
         ),
         ("expert_count", 8, "llama.expert_count=8 is not supported by family llama"),
-        ("attention.sliding_window", 4096, "llama.attention.sliding_window=4096 is not supported by family llama"),
+        ("attention.sliding_window", 2.5, "llama.attention.sliding_window is 2.5: it must be a whole number, or 0"),
         ("block_count", 2**32 - 1, "llama.block_count=4294967295, but there are 21 tensors in all"),
         ("rope.freq_base", 1.0, "llama.rope.freq_base=1.0 must be above 1"),
         ("logit_scale", 2.0, "llama.logit_scale=2.0 is not supported by family llama"),

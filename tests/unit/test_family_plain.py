@@ -85,7 +85,7 @@ def test_a_header_that_asks_for_something_else_is_refused_with_the_key(
         ("qwen3moe", "expert_shared_count", 1),
         ("qwen3moe", "leading_dense_block_count", 1),
         ("gemma2", "rope.freq_base_swa", 5000.0),
-        ("gemma3", "final_logit_softcapping", 30.0),
+        ("gemma3", "attn_logit_softcapping", 30.0),
         ("qwen3", "attn_logit_softcapping", 30.0),
         ("qwen3", "expert_count", 8),
     ],
@@ -117,7 +117,7 @@ def test_a_missing_tensor_is_named(architecture: str, name: str, tmp_path: Path)
     ("architecture", "name"),
     [
         ("qwen2", "blk.0.attn_q_norm.weight"),
-        ("qwen3", "blk.0.attn_q.bias"),
+        ("qwen3", "blk.0.ffn_up.bias"),
         ("gemma2", "blk.0.attn_q_norm.weight"),
         ("gemma3", "blk.0.attn_q.bias"),
         ("olmo2", "blk.0.attn_norm.weight"),

@@ -75,6 +75,10 @@ class HeaderReader:
             return self._problem(name, value, "it must be a number above 0")
         return float(value)
 
+    def positive_or_none(self, name: str) -> float | None:
+        """A finite number above 0; None where the key is absent or 0, which is how GGUF says that there is none."""
+        return self.positive(name) if self.metadata.get(f"{self.architecture}.{name}", 0.0) != 0.0 else None
+
     def num_layers(self) -> int:
         """Layers that are computed: `block_count` without those that predict further tokens, which come last."""
         num_blocks, num_nextn = self.count("block_count"), self.count_or_none(NEXTN)

@@ -36,10 +36,11 @@ from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "gemma2"
-OWN_KEYS = {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+OWN_KEYS = {"attention.sliding_window", "attention.scale", "attn_logit_softcapping", "final_logit_softcapping"}
 NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key not in OWN_KEYS} | {"rope.freq_base_swa": None}
 LAYERS_OF_27B = 46
-"""The one size whose scores are divided by the root of hidden / heads instead of the head's size; no key tells it."""
+"""The one size whose scores are divided by the root of hidden / heads instead of the head's size; its files have no
+`attention.scale`, which would tell it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Gemma2Shape:
     windows: Windows
     score_cap: float
     logit_cap: float
+    said_scale: float | None
+    """What scores are multiplied by, where the header says it."""
 
     @property
     def cache(self) -> SeveralCaches:
@@ -58,6 +61,8 @@ class Gemma2Shape:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
+        if self.said_scale is not None:
+            return self.said_scale
         dense = self.dense
         divisor = dense.hidden // dense.num_heads if dense.num_layers == LAYERS_OF_27B else dense.head_dim
         return float(divisor**-0.5)
@@ -71,6 +76,7 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma2Shape:
         windows=read_windows(header, dense.num_layers, period=2, size=4096),
         score_cap=header.positive("attn_logit_softcapping", 50.0),
         logit_cap=header.positive("final_logit_softcapping", 30.0),
+        said_scale=header.positive_or_none("attention.scale"),
     )
 
 

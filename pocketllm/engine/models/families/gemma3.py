@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.blocks import (
@@ -35,18 +37,23 @@ from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "gemma3"
-NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "attention.sliding_window"}
+OWN_KEYS = {"attention.sliding_window", "attention.scale", "final_logit_softcapping"}
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key not in OWN_KEYS}
 LAYERS_OF_27B = 62
-"""The one size whose scores are divided by the root of hidden / heads instead of the head's size; no key tells it."""
+"""The one size whose scores are divided by the root of hidden / heads instead of the head's size; its files have no
+`attention.scale`, which would tell it."""
 
 
 @dataclass(frozen=True)
 class Gemma3Shape:
-    """A plain decoder's sizes, and what its local layers do otherwise."""
+    """A plain decoder's sizes, what its local layers do otherwise, and what the header says of scores and logits."""
 
     dense: DenseShape
     windows: Windows
     local_theta: float
+    said_scale: float | None
+    """What scores are multiplied by, where the header says it."""
+    logit_cap: float | None
 
     @property
     def cache(self) -> SeveralCaches:
@@ -55,6 +62,8 @@ class Gemma3Shape:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
+        if self.said_scale is not None:
+            return self.said_scale
         dense = self.dense
         divisor = dense.hidden // dense.num_heads if dense.num_layers == LAYERS_OF_27B else dense.head_dim
         return float(divisor**-0.5)
@@ -67,6 +76,8 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma3Shape:
         dense=dense,
         windows=read_windows(header, dense.num_layers, period=6),
         local_theta=header.positive("rope.freq_base_swa", 10000.0),
+        said_scale=header.positive_or_none("attention.scale"),
+        logit_cap=header.positive_or_none("final_logit_softcapping"),
     )
 
 
@@ -114,6 +125,7 @@ class Gemma3Model:
     global_freq: Tensor
     local_freq: Tensor
     global_magnitude: float
+    logit_cap: float | None
     kv_spec: SeveralCaches
     vocab_size: int
 
@@ -145,8 +157,9 @@ class Gemma3Model:
         return self.ops.project(self.ops.gelu_mul(gate, up), layer.down)[0]
 
     def logits(self, hidden: Tensor) -> Any:
-        """Logits as float32 numpy: [rows, vocab]."""
-        return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
+        """Logits as float32 numpy, capped where the checkpoint says so: [rows, vocab]."""
+        logits = self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
+        return logits if self.logit_cap is None else self.logit_cap * np.tanh(logits / self.logit_cap)
 
 
 class Gemma3Family:
@@ -182,6 +195,7 @@ class Gemma3Family:
             global_freq=ops.load_vector(inverse_frequencies(dense.rope)),
             local_freq=ops.load_vector(inverse_frequencies(local_rope)),
             global_magnitude=rope_magnitude(dense.rope),
+            logit_cap=shape.logit_cap,
             kv_spec=shape.cache,
             vocab_size=dense.vocab_size,
         )

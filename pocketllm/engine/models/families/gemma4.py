@@ -133,7 +133,7 @@ def read_shape(header: HeaderReader, vocab_size: int = 0) -> Gemma4Shape:
         num_owners=num_layers - header.count_or_none("attention.shared_kv_layers"),
         own_width=header.count_or_none("embedding_length_per_layer_input"),
         experts=read_scaled_experts(header),
-        logit_cap=header.positive("final_logit_softcapping") if header.has("final_logit_softcapping") else None,
+        logit_cap=header.positive_or_none("final_logit_softcapping"),
     )
 
 

@@ -1,11 +1,12 @@
 """llama: pre-norm attention with grouped keys, rotary positions, SwiGLU; most small dense models are this.
 
 Touvron et al. 2023 (arXiv 2302.13971, 2307.09288), Ainslie et al. 2023 for grouped queries (arXiv 2305.13245).
+Jiang et al. 2023, "Mistral 7B" (arXiv 2310.06825), for layers that all see a window, which is one key more.
 In GGUF the rows of q and k are stored so that neighbors (0, 1), (2, 3), … rotate together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,12 @@ from pocketllm.engine.models.header import HeaderReader
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 ARCHITECTURE = "llama"
+NEUTRAL = {key: value for key, value in NEUTRAL_KEYS.items() if key != "attention.sliding_window"}
+
+
+def read_kv(header: HeaderReader) -> KVSpec:
+    """What all layers keep, of the latest tokens alone where `attention.sliding_window` says so (0 is none)."""
+    return replace(read_dense_shape(header).kv, window=header.count_or_none("attention.sliding_window") or None)
 
 
 def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
@@ -110,7 +117,7 @@ class LlamaFamily:
     )
 
     def kv_spec(self, metadata: Mapping[str, Any]) -> KVSpec:
-        return usable(read_dense_shape, metadata, ARCHITECTURE).kv
+        return usable(read_kv, metadata, ARCHITECTURE)
 
     def context_length(self, metadata: Mapping[str, Any]) -> int:
         return usable(context_length, metadata, ARCHITECTURE)
@@ -118,10 +125,12 @@ class LlamaFamily:
     def unmet(self, checkpoint: Checkpoint) -> Sequence[str]:
         header = HeaderReader(checkpoint.metadata, ARCHITECTURE)
         shape = read_dense_shape(header, vocab_rows(checkpoint))
-        return dense_unmet(checkpoint, header, shape, NEUTRAL_KEYS, lambda: tensor_shapes(shape))
+        header.count_or_none("attention.sliding_window")
+        return dense_unmet(checkpoint, header, shape, NEUTRAL, lambda: tensor_shapes(shape))
 
     def load(self, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> LlamaModel:
         shape = usable(partial(read_dense_shape, vocab_size=vocab_rows(checkpoint)), checkpoint.metadata, ARCHITECTURE)
+        kv, scale = self.kv_spec(checkpoint.metadata), shape.head_dim**-0.5
         bind = Binder(checkpoint, ops, shape.eps, wide=self.capability.wide)
         embedding = bind.matrix("token_embd.weight")
         divisors = checkpoint.values("rope_freqs.weight") if "rope_freqs.weight" in checkpoint.tensors else None
@@ -134,8 +143,8 @@ class LlamaFamily:
             head=bind.head(embedding),
             inv_freq=ops.load_vector(inverse_frequencies(shape.rope, divisors)),
             rope_magnitude=rope_magnitude(shape.rope),
-            attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5),
-            kv_spec=shape.kv,
+            attention=AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.head_dim, scale, window=kv.window),
+            kv_spec=kv,
             vocab_size=shape.vocab_size,
         )
 

@@ -13,7 +13,7 @@ from pocketllm.engine.models.blocks import (
     own_head,
     weights_of_all,
 )
-from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, bind_normed_heads
+from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, attention_biases, bind_normed_heads
 from pocketllm.engine.models.parts.decoder_family import plain_family
 
 ARCHITECTURE = "qwen3"
@@ -23,7 +23,8 @@ def tensor_shapes(shape: DenseShape) -> tuple[Shapes, Shapes]:
     """Tensors by name with the shape they must have: those a checkpoint needs, and those it may have."""
     norms: Shapes = {"attn_norm": (shape.hidden,), "ffn_norm": (shape.hidden,)}
     norms |= {"attn_q_norm": (shape.head_dim,), "attn_k_norm": (shape.head_dim,)}
-    return weights_of_all(shape, norms | attention_matrices(shape) | gated_matrices(shape)), own_head(shape)
+    needed = weights_of_all(shape, norms | attention_matrices(shape) | gated_matrices(shape))
+    return needed, own_head(shape) | attention_biases(shape)
 
 
 def bind_model(bind: Binder, shape: DenseShape) -> NormedHeadsModel:

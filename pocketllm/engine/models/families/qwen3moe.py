@@ -19,7 +19,7 @@ from pocketllm.engine.models.blocks import (
 )
 from pocketllm.engine.models.contract import ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, bind_normed_heads
+from pocketllm.engine.models.parts.attention.normed_heads import NormedHeadsModel, attention_biases, bind_normed_heads
 from pocketllm.engine.models.parts.decoder_family import DecoderFamily
 from pocketllm.engine.models.parts.mixtures.experts import MixtureShape, bind_mixture, mixture_shapes, read_mixture
 
@@ -55,7 +55,7 @@ def tensor_shapes(shape: Qwen3MoeShape) -> tuple[Shapes, Shapes]:
     experts, _ = mixture_shapes(shape.mixture)
     for number in range(dense.num_layers):
         needed |= {f"blk.{number}.{name}": sizes for name, sizes in experts.items()}
-    return needed, own_head(dense)
+    return needed, own_head(dense) | attention_biases(dense)
 
 
 def bind_model(bind: Binder, shape: Qwen3MoeShape) -> NormedHeadsModel:

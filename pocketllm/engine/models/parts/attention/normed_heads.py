@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
-from pocketllm.engine.models.blocks import Binder, DenseShape
+from pocketllm.engine.models.blocks import Binder, DenseShape, Shapes, attention_matrices
 from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
@@ -71,6 +71,12 @@ class NormedHeadsModel:
     def logits(self, hidden: Tensor) -> Any:
         """Logits as float32 numpy: [rows, vocab]."""
         return self.ops.to_numpy(self.ops.project(hidden, self.head)[0])
+
+
+def attention_biases(shape: DenseShape) -> Shapes:
+    """Biases that a checkpoint may have beside every matrix of its attention."""
+    rows = {name: rows for name, (rows, _) in attention_matrices(shape).items()}
+    return {f"blk.{number}.{name}.bias": (rows[name],) for number in range(shape.num_layers) for name in rows}
 
 
 def bind_normed_heads(

@@ -1,6 +1,6 @@
 """Gemma2ForCausalLM: norms are stored without their 1; scores and logits are capped."""
 
-from pocketllm.engine.weights.huggingface.names.gemma3 import NORMS_AROUND, check_scale
+from pocketllm.engine.weights.huggingface.names.gemma3 import NORMS_AROUND, scores
 from pocketllm.engine.weights.huggingface.rules import (
     ATTENTION,
     FEED_FORWARD,
@@ -21,15 +21,15 @@ MODEL_TYPES = ("gemma2",)
 ARCHITECTURE = "gemma2"
 TIED = True
 """What a config.json without the word means."""
-LAYERS_OF_27B = 46
 
 
 def read(config: Config) -> Mapped:
     """Keys, names, and norms with their 1."""
     config.require("hidden_activation", "gelu_pytorch_tanh")
     config.require("use_bidirectional_attention", False, None)
-    check_scale(config, LAYERS_OF_27B)
-    keys = rotary(config.rope()) | {
+    keys = {
+        **rotary(config.rope()),
+        **scores(config),
         "attention.sliding_window": config.count("sliding_window", 4096),
         "attention.sliding_window_pattern": local_layers(config, period=2),
         "attn_logit_softcapping": config.number("attn_logit_softcapping"),

@@ -19,7 +19,6 @@ from pocketllm.engine.weights.huggingface.rules import (
     prefixed,
     rotary,
 )
-from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("gemma3_text", "gemma3")
 ARCHITECTURE = "gemma3"
@@ -33,18 +32,17 @@ NORMS_AROUND = {
 }
 """Before and after each half of a layer; Gemma 2 has the same."""
 IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-LAYERS_OF_27B = 62
-"""The one size whose scores are divided by the root of hidden / heads: GGUF has no key for it, its family knows."""
 
 
 def read(config: Config) -> Mapped:
     """Keys, names, and norms with their 1."""
     config.require("hidden_activation", "gelu_pytorch_tanh")
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        config.require(name, None)
+    config.require("attn_logit_softcapping", None)
     config.require("use_bidirectional_attention", False, None)
-    check_scale(config, LAYERS_OF_27B)
-    keys = rotary(config.rope("full_attention")) | {
+    keys = {
+        **rotary(config.rope("full_attention")),
+        **scores(config),
+        **logit_cap(config),
         "attention.sliding_window": config.count("sliding_window"),
         "attention.sliding_window_pattern": local_layers(config, config.count("sliding_window_pattern", 6)),
         "rope.freq_base_swa": _local_base(config),
@@ -63,12 +61,13 @@ def _local_base(config: Config) -> float:
     return config.number("rope_local_base_freq", 10000.0)
 
 
-def check_scale(config: Config, layers_of_27b: int) -> None:
-    """CheckpointError for scores that are divided by anything but what the family knows of its size."""
-    is_27b = config.count("num_hidden_layers") == layers_of_27b
-    expected = config.count("hidden_size") // config.count("num_attention_heads") if is_27b else config.head_dim
-    if config.number("query_pre_attn_scalar", expected) != expected:
-        raise CheckpointError(
-            f"config.json: query_pre_attn_scalar is {config.values['query_pre_attn_scalar']!r:.40}, "
-            f"but only {expected} can be computed here for {config.count('num_hidden_layers')} layers"
-        )
+def logit_cap(config: Config) -> dict[str, float]:
+    """What logits are held to, if they are."""
+    said = config.values.get("final_logit_softcapping")
+    return {} if said is None else {"final_logit_softcapping": config.number("final_logit_softcapping")}
+
+
+def scores(config: Config) -> dict[str, float]:
+    """What scores are multiplied by, where the config says it; a family knows it for files, which do not."""
+    scalar = config.values.get("query_pre_attn_scalar")
+    return {} if scalar is None else {"attention.scale": config.number("query_pre_attn_scalar") ** -0.5}

@@ -22,7 +22,6 @@ from pocketllm.engine.weights.huggingface.rules import (
     prefixed,
     rotary,
 )
-from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("llama", "mistral")
 ARCHITECTURE = "llama"
@@ -31,10 +30,10 @@ ARCHITECTURE = "llama"
 def read(config: Config) -> Mapped:
     """Keys, names and the rows of queries and keys in the order that rotates neighbors."""
     config.require("hidden_act", "silu")
-    _check_window(config)
     rope = config.rope()
     made = {"rope_freqs.weight": divisors(rope, config.head_dim)} if rope.values["rope_type"] == "llama3" else {}
-    keys = prefixed(ARCHITECTURE, {**rotary(rope), "rope.dimension_count": config.head_dim})
+    own = {"rope.dimension_count": config.head_dim, "attention.sliding_window": window(config)}
+    keys = prefixed(ARCHITECTURE, {**rotary(rope), **own})
     return Mapped(decoder(ARCHITECTURE, config) | keys, turned_rules(config), made)
 
 
@@ -47,12 +46,10 @@ def turned_rules(config: Config) -> dict[str, Rule]:
     return around() | layers(config, merged(ATTENTION, turned, FEED_FORWARD, NORMS))
 
 
-def _check_window(config: Config) -> None:
-    """A mistral without the word has a window of 4096."""
-    is_mistral = config.values.get("model_type") == "mistral"
-    window = config.values.get("sliding_window", 4096) if is_mistral else None
-    if window is not None and config.count("sliding_window", 4096) < config.count("max_position_embeddings"):
-        raise CheckpointError(f"config.json: sliding_window is {window}, but only attention to all is computed here")
+def window(config: Config) -> int:
+    """How many tokens all layers of a mistral see, 0 for all of them; one that does not say it sees 4096."""
+    is_windowed = config.values.get("model_type") == "mistral" and config.values.get("sliding_window", 4096) is not None
+    return config.count("sliding_window", 4096) if is_windowed else 0
 
 
 def neighbors(num_heads: int, head_dim: int) -> Order:
