@@ -14,7 +14,11 @@ from pocketllm.engine.backends.cpu.ops import CpuOps
 from tests.parity.drive import Driver, chunks
 
 PROMPT = np.random.default_rng(11).integers(0, 512, 40).tolist()
-DTYPES = {"float32": {"activation_dtype": "float32", "kv_dtype": "float32"}, "int8": {}}
+DTYPES = {
+    "float32": {"activation_dtype": "float32", "kv_dtype": "float32"},
+    "int16": {"activation_dtype": "int16", "kv_dtype": "float32"},
+    "int8": {},
+}
 
 
 def logits(path: Path, isa: str, dtype: str) -> npt.NDArray[np.float32]:
