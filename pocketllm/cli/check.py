@@ -1,5 +1,6 @@
 """`pocketllm check`: this machine, its backends, and whether a model would run on them, or every reason why not."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,6 +64,7 @@ def check(
     """Show what this machine offers, what each installed backend would do with it, and what a model would become.
 
     Reads a checkpoint's header and no weights. Ends with 0 when it would run, and with 2 and every reason when not.
+    In JSON, what of a backend depends on the model is null without one.
     """
     options = engine_options(
         model=model,
@@ -114,17 +116,31 @@ def machine_report(
     from pocketllm.engine.backends.select import AUTO, bids
     from pocketllm.engine.plan import backend_options
 
-    offers = bids(backend_options(options, family))
+    wishes = backend_options(options, family)
+    offers = bids(wishes)
+    backends = [backend_report(bid) for bid in offers]
+    if family is None or isinstance(family, str):
+        demanding = bids(replace(wishes, least_activations="int16"))
+        backends = without_model(backends, [backend_report(bid) for bid in demanding])
     meant = [bid for bid in offers if options.backend in (AUTO, bid.name)]
     best = meant[0].name if meant[0].capability else None
     report: dict[str, Any] = {
         "machine": machine(read_facts()),
-        "backends": [backend_report(bid) for bid in offers],
+        "backends": backends,
         "asked": options.backend,
         "backend": best,
         "runs": best is not None,
     }
     return report, meant
+
+
+def without_model(backends: list[dict[str, Any]], demanding: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Backends with None for each fact that is another one for a model that demands more: the model decides it."""
+    others = {backend["name"]: backend for backend in demanding if backend["runs"]}
+    return [
+        {key: value if others.get(one["name"], one)[key] == value else None for key, value in one.items()}
+        for one in backends
+    ]
 
 
 def machine(facts: "DeviceFacts") -> dict[str, Any]:

@@ -35,8 +35,24 @@ def test_the_native_backend_shows_its_instruction_set_and_its_dtypes() -> None:
 
     assert cpu["runs"]
     assert cpu["reason"].startswith(cpu["isa"])
-    assert (cpu["activation_dtype"], cpu["kv_dtype"]) == ("int8", "float16")
-    assert cpu["numerics_version"].endswith("-int8-float16")
+    assert cpu["kv_dtype"] == "float16"
+
+
+@needs_native
+def test_what_the_model_decides_is_told_of_no_backend_before_there_is_a_model(tiny_gguf: Path) -> None:
+    def told(*words: str) -> list[tuple[str | None, str | None]]:
+        backends = json.loads(check(*words, "--json").stdout)["backends"]
+        running = {one["name"]: (one["activation_dtype"], one["numerics_version"]) for one in backends if one["runs"]}
+        return [running[name] for name in ("cpu", "reference") if name in running]
+
+    [(open_dtype, open_numerics), reference_alone] = told()
+    [(_, said_numerics)] = told("--activation-dtype", "int16")
+    [(dtype, numerics), _] = told("--model", str(tiny_gguf))
+
+    assert (open_dtype, open_numerics) == (None, None)
+    assert reference_alone == ("float32", "reference-1")
+    assert str(said_numerics).endswith("-int16-float16")
+    assert (dtype, str(numerics).endswith(f"-{dtype}-float16")) == ("mixed", True)
 
 
 @needs_native
