@@ -35,47 +35,18 @@ from pocketllm.engine.weights.catalog import resolve_model
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from tests.parity.compare import Difference, compare, ids_sha256, in_pieces, log_softmax
 from tests.parity.drive import Driver, Step, chunks
+from tests.parity.oracle_files import ORACLES, checkpoints, who_made
 from tests.parity.random_blocks import STORED
 from tests.parity.routes import TIE, decided
 
-ORACLES = Path(__file__).parents[1] / "oracles"
 TEXT = Path(__file__).parent / "alice.txt"
 POSITIONS = 512
 TOLD = 1024
 """Log-probabilities that llama-server is asked for at each position: all 49152 would take it a second each."""
-TINY = (
-    "llama",
-    "q_Q4_1",
-    "q_Q8_0",
-    "q_Q4_K",
-    "q_Q6_K",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma2",
-    "gemma3_text",
-    "olmo2",
-    "qwen3_5_text",
-    "qwen3_next",
-    "gpt_oss",
-    "lfm2",
-    "gemma4_text",
-    "qwen4_exp_text",
-    "deepseek_v2",
-    "deepseek_v3",
-    "xing4_f32",
-    "xing4_iq4_nl",
-    "glm_moe_dsa",
-    "minimax_m2",
-    "mimo_v2_flash",
-    "deepseek_v4",
-)
 MADE = ("smollm3", "qwen35moe", "lfm2moe", "glm5_next", "gemma4_mixture", "folded_PTQ1_0", "folded_PQ2_0")
 MODELS = ("smollm2-135m", "gemma3-270m")
 NLL_TOLERANCE = 0.005
 """Relative."""
-TINY_ORACLE_VERSION = "5.24.0"
-"""The transformers that made the committed logits."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +104,10 @@ WAYS: Mapping[str, int] = {"one batch": 1 << 30, "chunks of 7": 7, "token by tok
 
 # -- what is compared ------------------------------------------------------------------------------------------------
 def tiny_rows(to: Recorder, name: str) -> Iterator[dict[str, Any]]:
-    """One tiny checkpoint against the committed logits of transformers, in four ways of feeding it."""
+    """One tiny checkpoint against its committed logits, in four ways of feeding it."""
     expected = np.load(ORACLES / f"{name}.npz")
     path = ORACLES / f"{name}.gguf"
-    yield from rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
+    yield from rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], who_made(expected))
 
 
 def write_quant_type(path: Path, quant_type: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating], str]:
@@ -152,9 +123,12 @@ def write_quant_type(path: Path, quant_type: str) -> tuple[npt.NDArray[np.int64]
 
 
 def rows_in_all_ways(
-    to: Recorder, path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], release: str
+    to: Recorder, path: Path, ids: npt.NDArray[np.integer], oracle: npt.NDArray[np.floating], made_by: tuple[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each way of feeding the same tokens; where 8 bits may choose another expert is left out."""
+    """A row for each way of feeding the same tokens; where 8 bits may choose another expert is left out.
+
+    made_by: whose code gave the oracle's logits, and its release.
+    """
     driver = Driver(path, ops=to.backend.ops)
     family, nmse = driver.checkpoint.architecture, to.limits.nmse
     kept = decided(path, ids.tolist()) if to.limits is LIMITS["int8"] else np.ones(len(ids), bool)
@@ -162,21 +136,21 @@ def rows_in_all_ways(
     for way, size in WAYS.items():
         driver.reset()
         [got] = driver.run([ids.tolist()], chunks(len(ids), size))
-        yield tiny_row(family, ids, way, release, compare([(got[kept], oracle[kept])]), nmse, left_out)
+        yield tiny_row(family, ids, way, made_by, compare([(got[kept], oracle[kept])]), nmse, left_out)
     driver.reset()
     lengths = [len(ids), 23, 11, 4, 1]
     steps: list[Step] = [[(s, -(-n // 2)) for s, n in enumerate(lengths)]]
     steps.append([(s, n // 2) for s, n in enumerate(lengths) if n > 1])
     got_all = driver.run([ids[:n].tolist() for n in lengths], steps)
     pairs = [(got[kept[:n]], oracle[:n][kept[:n]]) for got, n in zip(got_all, lengths, strict=True) if kept[:n].any()]
-    yield tiny_row(family, ids, "ragged batch of 5 sequences", release, compare(pairs), nmse, left_out)
+    yield tiny_row(family, ids, "ragged batch of 5 sequences", made_by, compare(pairs), nmse, left_out)
 
 
 def tiny_row(
     family: str,
     ids: npt.NDArray[np.integer],
     way: str,
-    release: str,
+    made_by: tuple[str, str],
     difference: Difference,
     nmse: float,
     left_out: int,
@@ -185,8 +159,8 @@ def tiny_row(
     undecided = f"; {left_out} of {len(ids)} positions, where a router's lead is at most {TIE}, are left out"
     return {
         "subject": f"family:{family}, {way}",
-        "oracle": "transformers",
-        "oracle_version": release,
+        "oracle": made_by[0],
+        "oracle_version": made_by[1],
         "inputs_sha256": ids_sha256(ids),
         **difference.figures(),
         "tolerance": nmse,
@@ -338,7 +312,7 @@ def record_spec(recorder: Callable[[Path], Recorder], name: str) -> bool:
         else:
             write_folded(path, name.removeprefix("folded_"))
         to = recorder(path)
-        rows = rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], TINY_ORACLE_VERSION)
+        rows = rows_in_all_ways(to, path, expected["input_ids"], expected["logits"], who_made(expected))
         return write_record(to, path, rows)
 
 
@@ -348,7 +322,7 @@ def record_quant_type(recorder: Callable[[Path], Recorder], quant_type: str) -> 
         path = Path(work) / f"random_{quant_type}.gguf"
         ids, oracle, release = write_quant_type(path, quant_type)
         to = recorder(path)
-        rows = rows_in_all_ways(to, path, ids, oracle, release)
+        rows = rows_in_all_ways(to, path, ids, oracle, ("transformers", release))
         return write_record(to, path, rows)
 
 
@@ -379,7 +353,7 @@ def main() -> int:
     """Parse, compare, record."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.record", description=__doc__.split("\n\n")[0])
     parser.add_argument("subject", choices=["tiny", "quants", *MODELS])
-    parser.add_argument("--only", choices=[*TINY, *MADE], help="with tiny: this checkpoint alone")
+    parser.add_argument("--only", choices=[*checkpoints(), *MADE], help="with tiny: this checkpoint alone")
     parser.add_argument("--llama-server", metavar="URL", help="a running llama-server with the same file loaded")
     parser.add_argument("--llama-server-note", default="", metavar="TEXT", help="how that server was started")
     parser.add_argument("--backend", default="reference", help="what is compared (default: reference)")
@@ -391,8 +365,8 @@ def main() -> int:
     recorder = cache(partial(recorder_of, arguments))
     match arguments.subject:
         case "tiny":
-            wanted = [arguments.only] if arguments.only else [*TINY, *MADE]
-            paths = {name: ORACLES / f"{name}.gguf" for name in TINY if name in wanted}
+            wanted = [arguments.only] if arguments.only else [*checkpoints(), *MADE]
+            paths = {name: ORACLES / f"{name}.gguf" for name in checkpoints() if name in wanted}
             results = [
                 write_record(recorder(path), path, tiny_rows(recorder(path), name))
                 for name, path in paths.items()

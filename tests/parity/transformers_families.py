@@ -1,10 +1,14 @@
 """The outside oracle for every plain family: transformers over the weights of a GGUF, in float32, eager.
 
-`python -m tests.parity.transformers_families` writes the logits that the ordinary tests compare with. Needs the oracle
-extra.
+`python -m tests.parity.transformers_families [NAME …]` writes the logits that the ordinary tests compare with, of all
+SPECS and of Gemma 3 270M or of those that are named; with --checkpoint their checkpoints too, which every test of all
+families then takes. Needs the oracle extra.
 """
 
+import argparse
+import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.parity.compare import log_softmax
+from tests.parity.oracle_files import ORACLES, keep_oracle
 from tests.parity.tiny_families import TinyFamily, write_family
 from tests.parity.transformers_oracle import GGUFContents, in_transformers_order, load_llama, logits
 
-ORACLES = Path(__file__).parents[1] / "oracles"
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24}
 SPECS: Mapping[str, TinyFamily] = {
@@ -209,16 +213,19 @@ def oracle_ids(name: str) -> npt.NDArray[np.int64]:
     return np.random.RandomState(SPECS[name].seed + 1000).randint(0, 512, 24)
 
 
-def write_oracles(folder: Path) -> None:
-    """Make each checkpoint, ask transformers, keep ids and logits."""
-    import tempfile
-
+def write_oracle(name: str, folder: Path) -> None:
+    """Make a checkpoint, ask transformers, keep ids and logits."""
     with tempfile.TemporaryDirectory() as work:
-        for name, spec in SPECS.items():
-            path = write_family(Path(work) / f"{name}.gguf", spec)
-            ids = oracle_ids(name)
-            np.savez_compressed(folder / f"{name}.npz", input_ids=ids, logits=logits(load_model(path), ids))
-            print(f"{name}.npz")
+        path = write_family(Path(work) / f"{name}.gguf", SPECS[name])
+        ids = oracle_ids(name)
+        np.savez_compressed(folder / f"{name}.npz", input_ids=ids, logits=logits(load_model(path), ids))
+    print(f"{name}.npz")
+
+
+def keep_checkpoint(name: str) -> None:
+    """Keep the checkpoint beside its logits."""
+    made_by = ("transformers", version("transformers"))
+    keep_oracle(name, SPECS[name], lambda path, ids: logits(load_model(path), np.array(ids)), made_by)
 
 
 def write_gemma3(folder: Path) -> None:
@@ -246,6 +253,24 @@ def write_gemma3(folder: Path) -> None:
     print("gemma3_270m_top5.npz")
 
 
+def main() -> None:
+    """Write what is named, else everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of SPECS")
+    parser.add_argument("--checkpoint", action="store_true", help="keep the checkpoints that are named, too")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in SPECS]:
+        parser.error(f"not in SPECS: {', '.join(unknown)}")
+    if given.checkpoint and not given.names:
+        parser.error("--checkpoint: say of which")
+    for name in given.names or SPECS:
+        if given.checkpoint:
+            keep_checkpoint(name)
+        else:
+            write_oracle(name, ORACLES)
+    if not given.names:
+        write_gemma3(ORACLES)
+
+
 if __name__ == "__main__":
-    write_oracles(ORACLES)
-    write_gemma3(ORACLES)
+    main()
