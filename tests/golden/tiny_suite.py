@@ -17,7 +17,7 @@ from typing import Any
 from pocketllm.engine.load import Engine, load_engine
 from pocketllm.engine.models.registry import known_architectures
 from pocketllm.engine.options import EngineOptions
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
 from pocketllm.golden.files.folder import FixtureFolder
 from pocketllm.golden.recording.accept import accept
 from pocketllm.golden.recording.record import record, request
@@ -139,4 +139,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PocketLLMError as error:
+        sys.exit(f"error: {error}")
