@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pocketllm.engine.models import families, registry
+from tests.parity import oracle_files
+from tests.parity.drive import Driver, chunks, nmse
+from tests.parity.oracle_files import who_made
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "add-a-model.md").read_text(encoding="utf-8")
@@ -48,6 +52,17 @@ def test_the_family_of_the_guide_passes_the_tests_of_the_guide(toy: Path) -> Non
         whole(toy, size)
     names["test_a_scale_that_is_forgotten_is_seen"](toy)
     names["test_a_scale_that_is_no_number_is_a_reason"](toy)
+
+
+def test_the_oracle_of_the_guide_is_kept_with_its_maker_and_agrees(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_files, "ORACLES", toy)
+    exec(compile(block("python", "def textbook"), "docs/add-a-model.md", "exec"), {"__name__": "__main__"})
+    kept = np.load(toy / "toy.npz")
+    ids = kept["input_ids"].tolist()
+    [got] = Driver(toy / "toy.gguf").run([ids], chunks(len(ids), 20))
+
+    assert who_made(kept) == ("textbook of test_toy.py", "1")
+    assert nmse(got, kept["logits"]) <= 1e-9
 
 
 def test_the_family_of_the_guide_passes_the_linter(toy: Path) -> None:
