@@ -26,42 +26,54 @@ def runs(path: Path) -> bool:
 
 FAMILIES = sorted(path.stem for path in ORACLES.glob("*.gguf") if runs(path))
 EXACT = {"activation_dtype": "float32", "kv_dtype": "float32"}
-TOLERANCES = {"float32": (EXACT, 1e-9), "as the family needs": ({}, 3e-3)}
-"""Settings of the backend, and the squared error that its rounding may make, over the squared size of the logits."""
+SETTINGS = {"float32": EXACT, "as the family needs": {}}
+EIGHT_BITS = 1e-3
+"""The squared error that rows of 8 bits may make, over the squared size of the logits."""
+SIXTEEN_BITS = 1e-5
+"""The same of rows of 16 bits, and of a cache in half precision."""
+LARGER = {"gemma4_text": 3e-5, "glm_moe_dsa": EIGHT_BITS, "qwen35": 1e-4}
+"""Of what delivers less: heads of 512 values, an index that picks other keys at a tie, states that keep errors."""
 PACKED = sorted(set(known_architectures()) - {"llama"})  # that one has files of its own, of every quant type
 
 
-@pytest.fixture(params=TOLERANCES)
-def settings(request: pytest.FixtureRequest) -> tuple[dict[str, str], float]:
-    return TOLERANCES[request.param]
+@pytest.fixture(params=SETTINGS)
+def settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    return SETTINGS[request.param]
+
+
+def tolerance(name: str, settings: dict[str, str]) -> float:
+    """The error that a committed checkpoint may have; those named for their quant type are llama's, of 8 bits."""
+    if settings == EXACT:
+        return 1e-9
+    return EIGHT_BITS if name.startswith("q_") else LARGER.get(name, SIXTEEN_BITS)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("size", [1000, 7, 1], ids=["one batch", "chunks of seven", "token by token"])
 def test_logits_agree_with_transformers_however_the_prompt_is_chunked(
-    name: str, size: int, settings: tuple[dict[str, str], float]
+    name: str, size: int, settings: dict[str, str]
 ) -> None:
     expected = np.load(ORACLES / f"{name}.npz")
     ids = expected["input_ids"].tolist()
     path = ORACLES / f"{name}.gguf"
-    [got] = Driver(path, ops=family_ops(path, 2, **settings[0])).run([ids], chunks(len(ids), size))
+    [got] = Driver(path, ops=family_ops(path, 2, **settings)).run([ids], chunks(len(ids), size))
 
-    assert nmse(got, expected["logits"]) <= settings[1]
+    assert nmse(got, expected["logits"]) <= tolerance(name, settings)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_agree_with_transformers_in_a_ragged_batch(name: str, settings: tuple[dict[str, str], float]) -> None:
+def test_logits_agree_with_transformers_in_a_ragged_batch(name: str, settings: dict[str, str]) -> None:
     expected = np.load(ORACLES / f"{name}.npz")
     ids = expected["input_ids"].tolist()
     lengths = [len(ids), 31, 17, 5, 1]
     first = [(sequence, -(-length // 2)) for sequence, length in enumerate(lengths)]
     rest = [(sequence, length // 2) for sequence, length in reversed(list(enumerate(lengths))) if length > 1]
     path = ORACLES / f"{name}.gguf"
-    driver = Driver(path, ops=family_ops(path, 2, **settings[0]))
+    driver = Driver(path, ops=family_ops(path, 2, **settings))
     got = driver.run([ids[:length] for length in lengths], [first, rest])
 
     for part, length in zip(got, lengths, strict=True):
-        assert nmse(part, expected["logits"][:length]) <= settings[1]
+        assert nmse(part, expected["logits"][:length]) <= tolerance(name, settings)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -98,13 +110,15 @@ def test_packed_files_of_other_seeds_are_inside_the_tolerance_with_the_activatio
     architecture: str, quant_type: str, tmp_path: Path
 ) -> None:
     ids = np.random.RandomState(8).randint(20, 512, 40).tolist()
+    bits = find_family(architecture).capability.activation_bits
+    expected_error = EIGHT_BITS if bits == 8 else LARGER.get(architecture, SIXTEEN_BITS)
     for seed in (82, 83):
         spec = TinyFamily(architecture, seed, {"expert_feed_forward_length": 64}, quant_type=quant_type)
         path = write_family(tmp_path / f"{seed}.gguf", spec)
         [expected] = Driver(path).run([ids], chunks(40, 40))
         [got] = Driver(path, ops=family_ops(path, 2)).run([ids], chunks(40, 9))
 
-        assert nmse(got, expected) <= 1e-3
+        assert nmse(got, expected) <= expected_error
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
