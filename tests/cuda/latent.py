@@ -14,7 +14,8 @@ import torch
 
 from pocketllm.engine.backends.api.attention import LatentAttentionSpec
 from pocketllm.engine.backends.api.compressed import SoftConnection
-from pocketllm.engine.backends.api.ops import HyperConnection, Projection, RopeLayout
+from pocketllm.engine.backends.api.ops import Projection, RopeLayout
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.cuda.latent import attention as cuda_latent
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.interpreted import batch_of, rows

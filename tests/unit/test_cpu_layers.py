@@ -12,9 +12,10 @@ import torch
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, LatentAttentionSpec
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing
-from pocketllm.engine.backends.api.ops import HyperConnection, Norm, Projection
+from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.native import cpu_ops, poison_results, usable_isas
 from tests.unit.test_ops import normal, one_sequence

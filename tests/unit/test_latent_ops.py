@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import ForwardBatch, LatentAttentionSpec
 from pocketllm.engine.backends.api.mixture import Gating, Routing
-from pocketllm.engine.backends.api.ops import HyperConnection, Projection
+from pocketllm.engine.backends.api.ops import Projection
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.reference.mixture import route
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.backends.reference.streams import doubly_stochastic

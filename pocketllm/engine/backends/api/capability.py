@@ -66,7 +66,7 @@ class BackendCapability:
     sizes: StepSizes = StepSizes()
     """Of steps and of their cache, where the user names none."""
     step_widths: tuple[int, ...] = (1,)
-    """Numbers of requests in a step that kernels or graphs are made for when they are first seen, in ascending order."""
+    """Numbers of requests in a step that kernels or graphs are made for when first seen, in ascending order."""
     num_cores: int | None = None
     """Cores this process may use, of a backend whose threads they run; None: not told."""
     max_steps_in_flight: int = 1

@@ -46,7 +46,7 @@ class WindowSpec:
 
 @dataclass(frozen=True)
 class SoftConnection:
-    """How a sublayer reads parallel residual streams and writes to them: `ops.HyperConnection`, as DeepSeek V4 has it.
+    """How a sublayer reads and writes parallel residual streams: `streams.HyperConnection`, as DeepSeek V4 has it.
 
     Reading shares get `eps` on top; mixing begins as a softmax over each row plus `eps`, whose columns are divided by
     their sum + eps, then rows and columns in turn, and stream `to` takes mixing[from, to]: the transpose.

@@ -25,6 +25,7 @@ from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
 from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.api.streams import HyperConnection
 
 Tensor = Any
 """A backend's own tensor; only that backend's operations touch it."""
@@ -63,32 +64,6 @@ class Norm:
 
     weight: Tensor
     eps: float
-
-
-@dataclass(frozen=True)
-class HyperConnection:
-    """How one sublayer reads parallel residual streams and writes to them, from a token's own streams.
-
-    Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880), after Zhu et al. 2024 (arXiv
-    2409.19606). With n streams: w = weight · (flat / rms(flat)), split into n, n and n · n, gives
-
-    - reading shares sigmoid(w · scale[0] + base);
-    - writing shares 2 · sigmoid(w · scale[1] + base);
-    - mixing[to, from]: exp of w · scale[2] + base, clamped to ±clamp, less each row's maximum; then `iterations` times
-      rows divided by their sum + eps, columns divided by theirs + eps (Sinkhorn & Knopp 1967).
-    """
-
-    weight: Projection
-    """[2n + n·n, n · hidden]"""
-    scale: Tensor
-    """[3]"""
-    base: Tensor
-    """[2n + n·n]"""
-    num_streams: int
-    iterations: int
-    eps: float
-    norm_eps: float
-    clamp: float
 
 
 class Ops(Protocol):

@@ -19,9 +19,10 @@ from pocketllm.engine.backends.api.attention import (
 from pocketllm.engine.backends.api.compressed import Compressor, LimitedExperts, SoftConnection, WindowSpec
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
-from pocketllm.engine.backends.api.ops import HyperConnection, Norm, Projection, RopeLayout
+from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.reference import compressed, indexed
 from pocketllm.engine.backends.reference import latent as mla
 from pocketllm.engine.backends.reference import streams as residual

@@ -1,4 +1,4 @@
-"""Parallel residual streams in plain torch: how a sublayer reads them and writes to them (`api.ops.HyperConnection`).
+"""Parallel residual streams in plain torch: how a sublayer reads and writes them (`api.streams.HyperConnection`).
 
 Sums over streams are written out, one stream after another: so a row has the same bits beside any neighbors.
 """
@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pocketllm.engine.backends.api.ops import HyperConnection
+from pocketllm.engine.backends.api.streams import HyperConnection
 
 
 def total(parts: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.ops import HyperConnection, KVCache, Norm, Ops, Projection, Tensor, Weight
+from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, Tensor, Weight
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.models.blocks import (
     Binder,
     Shapes,

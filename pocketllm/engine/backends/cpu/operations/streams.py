@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from pocketllm.engine.backends.api.compressed import SoftConnection
-from pocketllm.engine.backends.api.ops import HyperConnection, Norm
+from pocketllm.engine.backends.api.ops import Norm
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.cpu.library import Program, StreamsPlan
 from pocketllm.engine.backends.cpu.operations.projections import Projector
 from pocketllm.engine.backends.cpu.operations.recorder import rows_of, width_of

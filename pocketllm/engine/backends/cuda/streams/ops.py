@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.compressed import SoftConnection
-from pocketllm.engine.backends.api.ops import HyperConnection
+from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.cuda.matrices import Plain
 from pocketllm.engine.backends.cuda.operands import written
 from pocketllm.engine.backends.cuda.operations import Operations

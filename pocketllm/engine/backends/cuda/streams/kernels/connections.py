@@ -1,4 +1,4 @@
-"""Parallel residual streams (`api.ops.HyperConnection`, `api.compressed.SoftConnection`).
+"""Parallel residual streams (`api.streams.HyperConnection`, `api.compressed.SoftConnection`).
 
 Sums over streams are written out, one stream after another: so a row has the same bits beside any neighbors.
 """
