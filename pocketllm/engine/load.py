@@ -10,7 +10,7 @@ from pocketllm.engine.backends import select
 from pocketllm.engine.backends.api.attention import Int32Array
 from pocketllm.engine.backends.api.backend import Backend
 from pocketllm.engine.backends.api.drawing import Drawer, drawer_of
-from pocketllm.engine.backends.api.ops import Ops, Tensor
+from pocketllm.engine.backends.api.ops import Tensor
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.step_delay import SlowedRunner
@@ -72,7 +72,7 @@ class Engine:
         drawer = None if limits.keeps_prompt_ends else drawer_of(forward)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         if drawer is not None:
-            runner.draw_by(drawer, partial(logits_on_device, self.model, ops, drawer), ops.to_numpy)
+            runner.draw_by(drawer, partial(logits_on_device, self.model, drawer), ops.to_numpy)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
         steps = SlowedRunner(runner, delay, ops.synchronize) if delay else runner
@@ -118,9 +118,9 @@ class Engine:
         self.close()
 
 
-def logits_on_device(model: Model, ops: Ops, drawer: Drawer, hidden: Tensor) -> Tensor:
+def logits_on_device(model: Model, drawer: Drawer, hidden: Tensor) -> Tensor:
     """What `Model.logits` gives, left where it is."""
-    logits, cap = ops.project(hidden, model.head)[0], logit_cap(model)
+    logits, cap = model.ops.project(hidden, model.head)[0], logit_cap(model)
     return logits if cap is None else drawer.capped(logits, cap)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer, Pending
+from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer, Pending
 from tests.cuda import draws
 from tests.cuda.engine import served_rate
 

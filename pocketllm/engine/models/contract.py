@@ -254,6 +254,10 @@ class Model(Protocol):
         """What the cache that `forward` is given must keep."""
 
     @property
+    def ops(self) -> Ops:
+        """What it computes with: a backend's operations, or more about them that its checkpoint asks for."""
+
+    @property
     def head(self) -> Projection:
         """What `logits` multiplies hidden states by; beside it they have a cap at most, see `logit_cap`."""
 

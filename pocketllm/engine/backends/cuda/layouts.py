@@ -136,6 +136,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "IQ2_S": of_grid(16, IQ2),
     "IQ3_XXS": of_grid(32, IQ3_XXS),
     "IQ3_S": of_grid(32, IQ3_S),
+    **dict.fromkeys(
+        ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"), Layout(Form.NIBBLE, 32, Scales.HALF, offset=1)
+    ),
 }
 """By GGUF name; plain floats are kept as they are and are not here."""
 PLAIN_BYTES: Mapping[str, float] = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}

@@ -19,10 +19,10 @@ from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Scale
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
-from pocketllm.engine.backends.cuda.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
 from pocketllm.engine.backends.cuda.latent.ops import LatentOps
+from pocketllm.engine.backends.cuda.layers.recurrent.ops import RecurrentOps
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
@@ -40,13 +40,14 @@ from pocketllm.engine.backends.cuda.operands import (
 )
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
+from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.streams.ops import StreamOps
 
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CudaOps(LatentOps, StreamOps):
+class CudaOps(LatentOps, RecurrentOps, StreamOps):
     """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
 
     def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:

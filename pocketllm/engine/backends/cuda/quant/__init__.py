@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.packing import Parts
-from pocketllm.engine.backends.cuda.quant import blocks_32, codebooks, super_blocks
+from pocketllm.engine.backends.cuda.quant import blocks_32, codebooks, super_blocks, ternary
 
 Split = Callable[[Tensor], Parts]
 """Take rows of file blocks apart: uint8 [rows, blocks, block bytes] → codes and scales."""
 
-SPLITS: Mapping[str, Split] = {**blocks_32.SPLITS, **super_blocks.SPLITS, **codebooks.SPLITS}
+SPLITS: Mapping[str, Split] = {**blocks_32.SPLITS, **super_blocks.SPLITS, **codebooks.SPLITS, **ternary.SPLITS}
 """By GGUF name."""

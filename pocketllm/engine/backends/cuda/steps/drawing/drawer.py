@@ -11,9 +11,9 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.drawing import Draw, Drawn
-from pocketllm.engine.backends.cuda.drawing import sampling
 from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 from pocketllm.engine.backends.cuda.steps.batch import upload
+from pocketllm.engine.backends.cuda.steps.drawing import sampling
 from pocketllm.engine.backends.cuda.steps.graphs import Graph, Mark, capture
 
 MOST_ROWS = 128

@@ -1,0 +1,1 @@
+"""Kinds of layers, each with its kernels and operations in a folder of its own."""
