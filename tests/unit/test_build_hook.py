@@ -81,3 +81,39 @@ def test_what_is_installed_in_place_is_built_for_this_processor_and_a_wheel_for_
     native.initialize(version, {})
 
     assert f"-DPOCKETLLM_ISAS={expected}" in commands[0]
+
+
+@pytest.fixture
+def without_compiler(hook: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The hook over a package that holds an old library, on a machine without a compiler; what it warns of."""
+    (tmp_path / hook.BACKEND).mkdir(parents=True)
+    (tmp_path / hook.BACKEND / hook.LIBRARY).write_text("old")
+    monkeypatch.setattr(hook.shutil, "which", lambda name: None)
+    native = hook.NativeBuild()
+    native.root, native.warnings = str(tmp_path), []
+    native.app = SimpleNamespace(display_warning=native.warnings.append)
+    return native
+
+
+@pytest.mark.parametrize("version", ["editable", "standard"])
+def test_without_a_compiler_the_installation_goes_on_in_pure_python_and_keeps_the_reason(
+    hook: Any, without_compiler: Any, version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCKETLLM_NATIVE", "auto")
+    build_data: dict[str, Any] = {}
+    without_compiler.initialize(version, build_data)
+
+    reason = "not built: no C++ compiler was found (c++, g++ or clang++, or CXX)"
+    assert (tmp_path / hook.BACKEND / hook.NOTE).read_text() == f"{reason}\n"
+    assert without_compiler.warnings == [f"the native CPU library was {reason}"]
+    assert not (tmp_path / hook.BACKEND / hook.LIBRARY).exists()
+    assert without_compiler.dependencies() == []
+    assert build_data == {}
+
+
+def test_a_library_that_is_required_and_cannot_be_built_ends_the_installation(
+    without_compiler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POCKETLLM_NATIVE", "require")
+    with pytest.raises(SystemExit, match=r"the native CPU library was not built: no C\+\+ compiler was found"):
+        without_compiler.initialize("editable", {})
