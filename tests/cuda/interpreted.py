@@ -32,6 +32,8 @@ from tests.cuda.synthetic import HALVES, Synthetic
 RANDOM = np.random.default_rng(0)
 SEVERAL = {"Q4_K": (9,), "Q5_K": (2,), "Q6_K": (2,), "Q8_0": (2,), "IQ4_NL": (2,), "IQ2_XS": (2,), "Q2_K": (2,)}
 """Rows that are multiplied together, for a type of each way to hold codes and scales."""
+ROUNDED = ("Q6_K", "IQ4_XS")
+"""Types of which the largest codes times their scales are rounded to float16 where rows are several."""
 CUDA, REFERENCE = CudaOps(kv_dtype="float32", device="cpu"), ReferenceOps()
 
 
@@ -79,7 +81,16 @@ def products() -> None:
             y, bias, residual = torch.full((count, 4), torch.nan), torch.randn(4), torch.randn(count, 4)
             multiply(x, held, y, bias, residual)
             want = values_of(x, 256) @ unpack(held).double().T + bias + residual
-            assert error(y.numpy(), want.numpy()) < 2e-5, (quant_type, count)
+            largest = 2e-4 if count > 1 and quant_type in ROUNDED else 2e-5
+            assert error(y.numpy(), want.numpy()) < largest, (quant_type, count)
+    held = matrices.load(blocks("Q4_K", 70, 1280), "Q4_K", (70, 1280), torch.device("cpu")).held
+    assert isinstance(held, Packed)
+    wide = rows_in(torch.randn(17, 1280))  # more than one program for a row, and more rows than the smaller tile has
+    for _ in range(2):  # what counts programs is as it was before
+        y = torch.full((17, 70), torch.nan)
+        multiply(wide, held, y)
+        want = values_of(wide, 1280) @ unpack(held).double().T
+        assert error(y.numpy(), want.numpy()) < 2e-5
     data, norm = blocks("Q4_K", 8, 256), RANDOM.standard_normal(256).astype(np.float32)
     for tokens in (2, 33):
         x = RANDOM.standard_normal((tokens, 256)).astype(np.float32)
@@ -230,6 +241,7 @@ def compared(check: Callable[[Any], Any]) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     PARTS: dict[str, Callable[[], None]] = {
         part.__name__: part for part in (packing, products, rows_and_heads, attention, steps, draws)
     }

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from pocketllm.engine.backends.cuda import matrices
-from pocketllm.engine.backends.cuda.kernels import mma, several
-from pocketllm.engine.backends.cuda.kernels.mma import Halves
+from pocketllm.engine.backends.cuda.kernels import several, single
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
-from pocketllm.engine.backends.cuda.kernels.several import Eights, new_eights
+from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
+from pocketllm.engine.backends.cuda.kernels.single import Halves
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS, UNIT
 from pocketllm.engine.backends.cuda.packing import Packed, unpack
@@ -49,43 +49,41 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-def values_of(x: Halves | Eights, width: int) -> torch.Tensor:
+def values_of(x: Halves | Several, width: int) -> torch.Tensor:
     """float64 values of rows in the form that products read, [rows, width]; the sums beside them are checked."""
     if isinstance(x, Halves):
         return values_of_one(x, width)
-    rows, eights = len(x.scales), len(x.words)
-    codes = x.words.view(torch.float16).view(eights, -1, 8, 4, 2, 2, 2).double()
-    codes = codes.permute(0, 2, 1, 4, 3, 6, 5).reshape(-1, codes.shape[1], 2, 16)[:rows]  # rows, units, halves
+    rows, units = len(x), x.words.shape[1] * 4
+    codes = x.words.double().transpose(1, 2).reshape(-1, units, 2, 2, 4, 2)[:rows]  # row, unit, half, pair, place
+    codes = codes.permute(0, 1, 2, 4, 5, 3).reshape(rows, units, 2, 16)
     codes = codes * torch.tensor([1.0, 16.0], dtype=torch.float64, device=codes.device)[:, None]
-    sums = x.sums.view(torch.float16).view(eights, -1, 8, 4, 2, 2).double().sum(-1)  # eight, block, row, unit, half
-    sums = sums.transpose(1, 2).reshape(-1, codes.shape[1], 2)[:rows]
+    sums = x.sums.double().transpose(1, 2).reshape(-1, units // 4, 2, 4, 2)[:rows].sum(-1)  # row, block, half, unit
+    sums = sums.transpose(2, 3).reshape(rows, units, 2)
     assert torch.allclose(sums, codes.sum(-1), rtol=1e-6, atol=1e-3)
     return (codes.flatten(1) * x.scales[:, None].double())[:, :width]
 
 
 def values_of_one(x: Halves, width: int) -> torch.Tensor:
     """The same of a single row, which has another form."""
-    units = x.words.shape[1] // 128
-    codes = (
-        x.words[0, : units * 16].view(torch.int8).view(-1, 4, 2, 2, 4, 4).double()
-    )  # block, place, half, level, unit
+    units = x.words.shape[1] // 16
+    codes = x.words[0].view(torch.int8).view(-1, 4, 2, 2, 4, 4).double()  # block, place, half, level, unit
     codes = codes[:, :, :, 0] * 256 + codes[:, :, :, 1]
     codes = codes.permute(0, 3, 2, 1, 4).reshape(units, 2, 16)
-    marks = x.marks[0, : units * 4].view(units, 4).double()
+    marks = x.marks[0].view(units, 4).double()
     assert torch.equal(marks[:, 2:], codes.sum(-1))
     assert torch.equal(marks[:, 1], codes.sum((-2, -1)))
     return (codes.flatten(1) * marks[:, :1]).reshape(1, -1)[:, :width]
 
 
-def rows_in(x: torch.Tensor) -> Halves | Eights:
+def rows_in(x: torch.Tensor) -> Halves | Several:
     """Rows as products read them; what is not written is poisoned."""
     if len(x) > 1:
-        eights = new_eights(len(x), x.shape[1], x.device)
-        eights.words.fill_(0x7E007E00)
-        eights.sums.fill_(0x7E007E00)
-        eights.scales.fill_(torch.nan)
-        write_rows(eights.words, x, scales=eights.scales, sums=eights.sums)
-        return eights
+        rows = new_several(len(x), x.shape[1], x.device)
+        for part in (rows.words, rows.sums, rows.scales):
+            part.fill_(torch.nan)
+        rows.arrivals.fill_(7)
+        write_rows(rows, x)
+        return rows
     halves = new_halves(1, x.shape[1], x.device)
     halves.words.fill_(0x7E007E00)
     halves.marks.fill_(torch.nan)
@@ -93,12 +91,12 @@ def rows_in(x: torch.Tensor) -> Halves | Eights:
     return halves
 
 
-def multiply(x: Halves | Eights, packed: Packed, y: torch.Tensor, *added: torch.Tensor, shape: Any = None) -> None:
+def multiply(x: Halves | Several, packed: Packed, y: torch.Tensor, *added: torch.Tensor, shape: Any = None) -> None:
     """A product by the kernel that takes so many rows."""
     if isinstance(x, Halves):
-        mma.multiply(x, packed, y, *added, shape=shape)
+        single.multiply(x, packed, y, *added, shape=shape)
     else:
-        several.multiply(x, packed, y, *added, shape=shape)
+        several.multiply(x, packed, y, *added)
 
 
 def timed(run: Callable[[int], None], copies: int) -> float:
@@ -166,13 +164,13 @@ def check_ends(packed: Packed, x: torch.Tensor) -> float:
     want = want * torch.rsqrt(halves.squares.double().sum(1, keepdim=True) / packed.cols + 1e-5)
     bias, residual = torch.randn(rows, device=GPU), torch.randn(1, rows, device=GPU)
     gated = new_halves(1, rows // 2, GPU)
-    mma.multiply(halves, packed, None, bias, gated=gated, gate=1)
+    single.multiply(halves, packed, None, bias, gated=gated, gate=1)
     gate, up = (want + bias.double()).split(rows // 2, 1)
     errors = [error(values_of(gated, rows // 2), torch.nn.functional.silu(gate) * up)]
     weight, y = torch.randn(rows, device=GPU), torch.full((1, rows), torch.nan, device=GPU)
     handed = new_halves(1, rows, GPU)
     handed.squares = torch.full((1, rows // UNIT), torch.nan, device=GPU)
-    mma.multiply(halves, packed, y, bias, residual, mma.Next(weight, handed))
+    single.multiply(halves, packed, y, bias, residual, single.Next(weight, handed))
     want = want + bias.double() + residual.double()
     errors += [error(y, want), error(values_of(handed, rows), want * weight.double())]
     errors.append(error(handed.squares.sum(1), (want * want).sum(1)))
@@ -197,7 +195,7 @@ def times() -> None:
             y = torch.empty(32, rows, device=GPU)
             for count in counts:
                 x, line = rows_in(torch.randn(count, cols, device=GPU)), []
-                for shape in SWEPT if "shapes" in sys.argv else (None,):
+                for shape in SWEPT if "shapes" in sys.argv and count == 1 else (None,):
                     run = partial(multiply, x, y=y[:count], shape=shape)
                     if not is_timed:
                         run(packed=packed)

@@ -11,7 +11,7 @@ from pocketllm.engine.backends.api.attention import AttentionSpec
 from pocketllm.engine.backends.api.ops import Norm, RopeLayout
 from pocketllm.engine.backends.cuda.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.kernels.heads import heads_kernel, store_kernel
-from pocketllm.engine.backends.cuda.kernels.mma import Halves
+from pocketllm.engine.backends.cuda.kernels.single import Halves
 from pocketllm.engine.backends.cuda.layouts import UNIT
 from pocketllm.engine.backends.cuda.packing import units_of
 from pocketllm.engine.backends.cuda.steps.batch import TILE_QUERIES, DeviceBatch

@@ -35,7 +35,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = WIDTHS[-1], 2048, 4
 weights for less than a tenth of a second; and one part in so many of the memory for keys and values."""
 BATCH_INVARIANT_WIDTH = 1
 """A row by itself is rounded and summed otherwise than with others; 2 to 32 rows of decode steps have equal bits."""
-NUMERICS_VERSION = "cuda-4"
+NUMERICS_VERSION = "cuda-5"
 
 
 def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels import mma, several
-from pocketllm.engine.backends.cuda.kernels.mma import Halves
+from pocketllm.engine.backends.cuda.kernels import several, single
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
-from pocketllm.engine.backends.cuda.kernels.several import Eights, new_eights
+from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
+from pocketllm.engine.backends.cuda.kernels.single import Halves
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
@@ -67,7 +67,7 @@ class Pair:
         """The second gated by the first, as the next product reads it."""
         assert isinstance(self._run.matrix, Packed)
         out = new_halves(len(self._rows), self._run.widths[0], self._products.device)
-        mma.multiply(self._rows.halves(), self._run.matrix, None, self._run.bias, gated=out, gate=kind)
+        single.multiply(self._rows.halves(), self._run.matrix, None, self._run.bias, gated=out, gate=kind)
         return out
 
 
@@ -133,22 +133,22 @@ class Sum:
         """The same as a row to multiply, normed but for a factor; None where it was computed without, or has others
         beside it."""
         rows, width = self._residual.shape
-        if self._x is not None or rows != 1 or not mma.may_hand_on(width):
+        if self._x is not None or rows != 1 or not single.may_hand_on(width):
             return None
         halves = new_halves(rows, width, self._residual.device)
         halves.squares = torch.empty(rows, width // UNIT, dtype=torch.float32, device=self._residual.device)
         halves.eps = norm.eps
-        self._compute(mma.Next(norm.weight, halves))
+        self._compute(single.Next(norm.weight, halves))
         return Rows(self.written(), norm, halves)
 
-    def _compute(self, following: mma.Next | None) -> None:
+    def _compute(self, following: single.Next | None) -> None:
         assert isinstance(self._run.matrix, Packed)
         self._x = torch.empty_like(self._residual)
         matrix, bias = self._run.matrix, self._run.bias
         if len(self) == 1:
-            mma.multiply(self._rows.halves(), matrix, self._x, bias, self._residual, following)
+            single.multiply(self._rows.halves(), matrix, self._x, bias, self._residual, following)
         else:
-            several.multiply(self._rows.eights(), matrix, self._x, bias, self._residual)
+            several.multiply(self._rows.several(), matrix, self._x, bias, self._residual)
 
 
 Operand = Tensor | Gated | Attended | Sum
@@ -189,9 +189,9 @@ class Products:
         elif len(rows) > FEW_ROWS or self.is_prompt:
             self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
         elif len(rows) == 1:
-            mma.multiply(rows.halves(), run.matrix, out, run.bias, residual)
+            single.multiply(rows.halves(), run.matrix, out, run.bias, residual)
         else:
-            several.multiply(rows.eights(), run.matrix, out, run.bias, residual)
+            several.multiply(rows.several(), run.matrix, out, run.bias, residual)
         return out
 
     def sum(self, x: Operand, projection: Projection, residual: Tensor) -> Sum | None:
@@ -228,7 +228,7 @@ class Rows:
         self._x = x
         self._norm = norm
         self._halves = halves
-        self._eights: Eights | None = None
+        self._several: Several | None = None
         self._scaled: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -246,14 +246,13 @@ class Rows:
                 write_rows(self._halves.words, x, scales=self._halves.marks, **options)
         return self._halves
 
-    def eights(self) -> Eights:
+    def several(self) -> Several:
         """float16, and a power of two for each row, as the tensor cores read them."""
-        if self._eights is None:
+        if self._several is None:
             x, options = self._source()
-            self._eights = new_eights(len(x), x.shape[1], x.device)
-            out = self._eights
-            write_rows(out.words, x, scales=out.scales, sums=out.sums, **options)
-        return self._eights
+            self._several = new_several(len(x), x.shape[1], x.device)
+            write_rows(self._several, x, **options)
+        return self._several
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """float16, and a power of two for each row."""
@@ -293,16 +292,16 @@ def rows_of(x: Operand, norm: Norm | None, are_packed: bool) -> Rows:
 
 
 def new_halves(rows: int, width: int, device: torch.device) -> Halves:
-    """Room for rows as the tensor cores read them."""
-    eights, units = -(-rows // several.AT_ONCE), units_of(width)
-    words = torch.empty(eights, units * 128, dtype=torch.int32, device=device)
-    return Halves(words, torch.empty(eights, units * 32, dtype=torch.float32, device=device))
+    """Room for a single row in sixteen bits."""
+    units = units_of(width)
+    words = torch.empty(rows, units * 16, dtype=torch.int32, device=device)
+    return Halves(words, torch.empty(rows, units * 4, dtype=torch.float32, device=device))
 
 
 def is_pair(run: Run) -> bool:
     """Whether the first of two projections can gate the second as they are computed."""
     rows = sum(run.widths)
-    return isinstance(run.matrix, Packed) and run.widths == [rows // 2] * 2 and mma.may_gate(rows)
+    return isinstance(run.matrix, Packed) and run.widths == [rows // 2] * 2 and single.may_gate(rows)
 
 
 def make_runs(projections: Sequence[Projection]) -> list[Run]:

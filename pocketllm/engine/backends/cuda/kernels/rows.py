@@ -5,10 +5,11 @@ import triton.language as tl
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
+from pocketllm.engine.backends.cuda.kernels.several import Several
 from pocketllm.engine.backends.cuda.kernels.words import FLOAT_OF_INT, SECOND
 from pocketllm.engine.backends.cuda.packing import units_of
 
-FLOAT, HALF, UNITS, EIGHTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+FLOAT, HALF, UNITS, SEVERAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 SIGMOID, PRODUCT = tl.constexpr(3), tl.constexpr(4)
 LARGEST = tl.constexpr(32511.0)
@@ -60,74 +61,43 @@ def write_bytes(out, out_marks, value, line, units):
 
 
 @triton.jit
-def write_halves(out, out_marks, value, row, line, units):
-    """Units of 32 values of rows as float16 times a power of two; of each unit that, its sum and its halves' sums.
-
-    Eight rows lie together, of each unit [8 rows, 4 threads, 4 words]: what a thread of `mma` reads of a row, pairs of
-    values 0 and 2 then 1 and 3 of its four, and of the four that are 16 on, those a sixteenth as large (`fragments`).
-    Marks: of each unit and pair of rows two of each kind. line: which unit each is; from `units` on nothing is written.
-    """
-    lines: tl.constexpr = value.shape[0]
-    largest = tl.max(tl.abs(value), 1)
-    # the largest becomes 32 to 64: a unit's products stay in range whatever it holds
-    exponent = tl.minimum(tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) - 132, -120), 120)
-    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    is_first = (tl.arange(0, 32) < 16)[None, :]
-    codes = (value * inverse[:, None] * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
-    halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
-    bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
-    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
-    w = tl.arange(0, 16)[None, :]  # half, thread, pair
-    is_in = line < units
-    block, place = row // 8 * units + line, row % 8
-    to = block[:, None] * 128 + place[:, None] * 16 + w // 2 % 4 * 4 + w // 8 * 2 + w % 2
-    tl.store(out + to, words, mask=is_in[:, None])
-    mark = block * 32 + place // 2 * 8 + place % 2
-    tl.store(out_marks + mark, ((127 + exponent) << 23).to(tl.float32, bitcast=True), mask=is_in)
-    tl.store(out_marks + mark + 2, tl.sum(halves, 1), mask=is_in)
-    tl.store(out_marks + mark[:, None] + 4 + 2 * tl.arange(0, 2)[None, :], halves, mask=is_in[:, None])
-
-
-@triton.jit
-def write_eights(out, out_sums, out_scales, value, row, units):
+def write_several(out, out_sums, out_scales, value, row, place, units, N: tl.constexpr):
     """A row as float16 times a power of two; of each half of a unit its sum as two float16, the second what the first
-    lacks.
+    lacks (`several`).
 
-    Words lie as those of `write_halves`; of sums [eights, blocks, 8 rows, 4 units, 2 halves] (`several`).
-    value: [lines, 32]; rows end at `units`.
+    value: [lines, 32], whole units of the row; it ends at `units`. place: where among tiles of N rows it goes, row:
+    where its power does. Of each half of a unit values lie as 16 columns of a fragment: 0 and 2 of each thread's four,
+    then 1 and 3; second halves are a sixteenth as large, as their codes are SECOND times too large.
     """
     lines: tl.constexpr = value.shape[0]
     # the largest becomes 1024 to 2048: sums of 16 stay in range
     exponent = (tl.max(tl.max(tl.abs(value), 1), 0).to(tl.int32, bitcast=True) >> 23) - 137
     exponent = tl.minimum(tl.maximum(exponent, -120), 116)
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    is_first = (tl.arange(0, 32) < 16)[None, :]
-    codes = (value * inverse * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
-    halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
-    line = tl.arange(0, lines)
-    is_in = (line < units)[:, None]
-    block, place = row // 8, row % 8
-    w = tl.arange(0, 16)[None, :]  # half, thread, pair
-    to = block * (units * 128) + line[:, None] * 128 + place * 16 + w // 2 % 4 * 4 + w // 8 * 2 + w % 2
-    bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
-    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
-    tl.store(out + to, words, mask=is_in)
+    line, i = tl.arange(0, lines)[:, None], tl.arange(0, 32)[None, :]
+    factor = tl.where(i < 16, 1.0, 1.0 / SECOND)
+    codes = (value * inverse * factor).to(tl.float16)
+    block = (place // N) * (units // 4) * N + line // 4 * N + place % N
+    to = block * 128 + line % 4 * 32 + i // 16 * 16 + i % 2 * 8 + i % 16 // 4 * 2 + i // 2 % 2
+    tl.store(out + to, codes, mask=(line < units) & (i >= 0))
+    halves = tl.sum(tl.reshape(codes.to(tl.float32) / factor, [lines, 2, 16]), 2)
     high = halves.to(tl.float16)
-    low = (halves - high.to(tl.float32)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
-    both = (high.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) | low
-    to = block * (units * 16) + (line // 4 * 64 + line % 4 * 2)[:, None] + place * 8 + tl.arange(0, 2)[None, :]
-    tl.store(out_sums + to, both, mask=is_in)
+    to = block * 16 + line % 4 * 2 + tl.arange(0, 2)[None, :] * 8
+    tl.store(out_sums + to, high, mask=(line < units) & (to >= 0))
+    tl.store(out_sums + to + 1, (halves - high.to(tl.float32)).to(tl.float16), mask=(line < units) & (to >= 0))
     tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def rows_kernel(
-    x, up, weight, out, out_scales, out_sums, x_stride, up_stride, width, units, eps,
-    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr,
+    x, up, weight, out, out_scales, out_sums, arrivals, x_stride, up_stride, width, units, eps,
+    LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, N: tl.constexpr,
+    COUNTERS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or marks of units."""
+    """One chunk of one row as LINES lines of 32 values; out: contiguous rows, scales of rows or marks of units.
+
+    Of SEVERAL rows the first sets the counters of products to 0.
+    """
     wait()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = chunk * LINES + tl.arange(0, LINES)
@@ -148,43 +118,46 @@ def rows_kernel(
         inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
         tl.store(out + row * width + at, (value * inverse).to(tl.float16), mask=is_in)
         tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
-    elif OUT == EIGHTS:
-        write_eights(out, out_sums, out_scales, value, row, units)
+    elif OUT == SEVERAL:
+        if row == 0:
+            tl.store(arrivals + tl.arange(0, COUNTERS), tl.zeros([COUNTERS], tl.int32))
+        write_several(out, out_sums, out_scales, value, row, row, units, N)
     else:
         write_bytes(out, out_scales, value, line, units)
 
 
 def write_rows(
-    out: Tensor,
+    out: Tensor | Several,
     x: Tensor,
     *,
     scales: Tensor | None = None,
-    sums: Tensor | None = None,
     up: Tensor | None = None,
     gate: int = 0,
     weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """out = rows of x (gated by `up`, or normed by `weight`), in the form that out's dtype says.
+    """out = rows of x (gated by `up`, or normed by `weight`), in the form that out says.
 
-    x, up: float32 [rows, width], each row contiguous; out: float32, float16 (scales: [rows]), both [rows, width], or
-    int32: of a single row the words of `write_bytes` (scales: their marks), or with `sums` those of `write_eights`
-    (scales: [rows]), rows padded to whole eights.
+    x, up: float32 [rows, width], each row contiguous; out: `Several`, or float32, float16 (scales: [rows]), both [rows,
+    width], or int32: of a single row the words of `write_bytes` (scales: their marks).
     """
     import torch
 
     rows, width = x.shape
-    form = {torch.float32: 0, torch.float16: 1, torch.int32: 2}[out.dtype]
-    form = 3 if sums is not None else form
-    assert form != 2 or rows == 1, rows
-    whole_row = weight is not None or form in (1, 3)
-    units = units_of(width) if form >= 2 else -(-width // 32)
+    if isinstance(out, Several):
+        form, together, counters = SEVERAL.value, out.together, len(out.arrivals)
+        targets = out.words, out.scales, out.sums, out.arrivals
+    else:
+        form, together, counters = {torch.float32: 0, torch.float16: 1, torch.int32: 2}[out.dtype], 1, 1
+        targets = out, out if scales is None else scales, out, out
+        assert form != UNITS.value or rows == 1, rows
+    units = units_of(width) if form >= UNITS.value else -(-width // 32)
     lines = triton.next_power_of_2(units)
-    if not whole_row:
+    if weight is None and form in (FLOAT.value, UNITS.value):
         lines = min(lines, CHUNK // 32)
     rows_kernel[(rows, -(-units // lines))](
-        x, x if up is None else up, x if weight is None else weight, out, out if scales is None else scales,
-        out if sums is None else sums, x.stride(0), 0 if up is None else up.stride(0), width, units, eps,
-        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None,
-        num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
+        x, x if up is None else up, x if weight is None else weight, *targets, x.stride(0),
+        0 if up is None else up.stride(0), width, units, eps,
+        LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, N=together,
+        COUNTERS=counters, num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
     )  # fmt: skip

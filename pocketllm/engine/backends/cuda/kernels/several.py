@@ -1,11 +1,16 @@
-"""2 to 32 rows times a packed matrix on the tensor cores, every weight read once.
+"""2 to 32 rows times a packed matrix on the tensor cores, every weight read once and x from shared memory.
 
-A row of x is float16 times one power of two, with each half unit's sum beside it in two float16 (`rows.write_eights`).
-Codes enter as float16 without a conversion, as in `fragments`, less their offset. A group's scale meets the sum of its
-products, so that no weight is rounded; minimums meet the sums of x on the tensor cores as well, once for a block.
+A row of x is float16 times one power of two, each half unit's sum beside it in two float16 (`rows.write_several`). A
+warp has 16 rows of the matrix, four warps are a tile of `tl.dot`: codes become float16 without a conversion in the
+threads that multiply them (`codes`), so that this operand never leaves registers, and x is the other one, copied to
+shared memory some blocks ahead with the words. Rows of x are columns there, 16 or 32 of them.
 
-A warp has 16 rows of the matrix. Warps of a program share them, taking turns at blocks, or have rows of their own. How
-many share is the matrix's alone: a row of x has the same sums whatever rows are beside it.
+Scales that are integers multiply codes first: exact up to 2048, which only the largest products of Q6_K and IQ4_XS
+exceed; those are rounded as float16 are. What they are multiples of, and scales that are floats, meet sums of products.
+Minimums meet sums of x on the tensor cores as well, once for a block.
+
+Where rows of the matrix are few, several programs share them, each with its own blocks; the last to finish puts their
+sums together in order. How many is the matrix's alone: a row of x has the same sums whatever rows are beside it.
 """
 
 from dataclasses import dataclass
@@ -15,197 +20,165 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened
-from pocketllm.engine.backends.cuda.kernels.fragments import ULPS, mma, moved, of_step
-from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED, OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.words import (
-    BYTE,
-    HALVES,
-    NIBBLE_1,
-    NIBBLE_2,
-    TABLE,
-    K,
-    four_at,
-    half_of,
-    load_two,
-    look_up_both,
+from pocketllm.engine.backends.cuda.kernels.codes import (
+    ULPS,
+    codes_of,
+    float_of_step,
+    less,
+    of_step,
+    table_without_signs,
+    times,
 )
-from pocketllm.engine.backends.cuda.layouts import TILE_ROWS
+from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened
+from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
+from pocketllm.engine.backends.cuda.kernels.words import HALVES, SIGNED, K, half_of
+from pocketllm.engine.backends.cuda.layouts import BLOCK_UNITS, TILE_ROWS
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
-AT_ONCE = 8
-"""Rows of x that one instruction of the tensor cores takes."""
-MAX_ROWS = 32
-MANY_ROWS = 16384
-"""From here on there are warps enough without many of them sharing a row."""
-NARROW = 64
-"""Units of a row below which fewer warps can share it."""
-ONE_TILE, ONE_WAVE = 2112, 4224
-"""Between so many rows programs of two tiles are one for each of 132 multiprocessors, and x is read half as often."""
+AT_ONCE, MAX_ROWS = 16, 32
+"""Rows of x that one instruction takes: few, or as many as there may be."""
+WARPS = 4
+"""Of a program: one instruction's 64 rows of a matrix."""
+PROGRAMS = 640
+"""Up to so many share rows of a matrix: five for each of 132 multiprocessors."""
+MAX_SPLITS = 16
+"""Programs that share rows."""
+COUNTERS = 512
+"""Of what has more than one program for its rows: not more than half of PROGRAMS."""
 
 
 @dataclass(frozen=True)
-class Eights:
-    """Rows of x as float16 times a power of two for each row, eight rows together.
+class Several:
+    """Rows of x as float16 times a power of two for each row, as many together as one instruction takes.
 
-    words: int32 [eights, units · 128], of each unit [8 rows, 4 threads, 4 words]; sums: int32 [eights, units · 16], of
-    each block [8 rows, 4 units, 2 halves]; scales: float32 [rows].
+    words: float16 [tiles, blocks, N, 128], values of a unit in the order of fragments (`rows.write_several`); sums:
+    float16 [tiles, blocks, N, 16], N rows a tile; scales: float32 [rows]; arrivals: int32 [COUNTERS], zeros before and
+    after a product.
     """
 
     words: Tensor
     sums: Tensor
     scales: Tensor
+    arrivals: Tensor
 
     def __len__(self) -> int:
         return len(self.scales)
 
-
-def new_eights(rows: int, width: int, device: torch.device) -> Eights:
-    """Room for rows of x."""
-    eights, units = -(-rows // AT_ONCE), units_of(width)
-
-    def words(each: int) -> Tensor:
-        return torch.empty(eights, units * each, dtype=torch.int32, device=device)
-
-    return Eights(words(128), words(16), torch.empty(rows, dtype=torch.float32, device=device))
+    @property
+    def together(self) -> int:
+        """Rows of a tile."""
+        return int(self.words.shape[2])
 
 
-@triton.jit
-def codes_in(w, v, high, t_0, t_1, t_2, t_3, S: tl.constexpr, FORM: tl.constexpr, OFFSET: tl.constexpr):
-    """Eight codes of unit S of a block, less the offset, in pairs of float16: of the first half values 0 and 2, then 1
-    and 3; of the second the same, times SECOND.
+def new_several(rows: int, width: int, device: torch.device, together: int | None = None) -> Several:
+    """Room for rows of x; together: rows of a tile, where they are more than one tile."""
+    together = together or (AT_ONCE if rows <= AT_ONCE else MAX_ROWS)
+    tiles, blocks = -(-rows // together), units_of(width) // BLOCK_UNITS
 
-    w: the unit's word, v: its second one of bytes; high: the word with its upper bits.
-    """
-    if (FORM == BYTE) or (FORM == TABLE):
-        if FORM == BYTE:
-            w, v = w ^ -2139062144, v ^ -2139062144  # 0x80 in each byte: 128 more
-        else:
-            w, v = look_up_both(w, t_0, t_1, t_2, t_3, OFFSET != 0)
-        # 0x1400 is 2^-10, whose last place is worth 2^-20
-        p_0, p_1 = w & 0x00FF00FF, (w >> 8) & 0x00FF00FF
-        p_2, p_3 = (v & 0x00FF00FF) | 0x14001400, ((v >> 8) & 0x00FF00FF) | 0x14001400
-        biased: tl.constexpr = OFFSET if OFFSET != 0 else 128
-        return less(p_0, biased), less(p_1, biased), less(p_2, biased + 0x1400), less(p_3, biased + 0x1400)
-    else:
-        odd = w >> 8
-        p_0, p_1, p_2, p_3 = w & 0x000F000F, odd & 0x000F000F, w & 0x00F000F0, odd & 0x00F000F0
-        if FORM == NIBBLE_1:
-            p_0, p_1 = p_0 | (moved(high, 2 * S - 4) & 0x00100010), p_1 | (moved(high, 2 * S + 4) & 0x00100010)
-            p_2, p_3 = p_2 | (moved(high, 2 * S - 7) & 0x01000100), p_3 | (moved(high, 2 * S + 1) & 0x01000100)
-        if FORM == NIBBLE_2:
-            at: tl.constexpr = 4 * (S % 2)
-            p_0, p_1 = p_0 | (moved(high, at - 4) & 0x00300030), p_1 | (moved(high, at + 4) & 0x00300030)
-            p_2, p_3 = p_2 | (moved(high, at - 6) & 0x03000300), p_3 | (moved(high, at + 2) & 0x03000300)
-        return less(p_0, OFFSET), less(p_1, OFFSET), less(p_2, 16 * OFFSET), less(p_3, 16 * OFFSET)
+    def halves(each: int) -> Tensor:
+        return torch.empty(tiles, blocks, together, each, dtype=torch.float16, device=device)
 
-
-@triton.jit
-def less(pair, BITS: tl.constexpr):
-    """Two float16 less the one with these bits."""
-    if BITS == 0:
-        return pair
-    negative: tl.constexpr = BITS * 65537 - 0x7FFF8000  # both signs set, as an int32
-    if IS_INTERPRETED:
-        other = (pair & 0) + negative
-        return halves_in(half_of(pair, 0) + half_of(other, 0), half_of(pair, 1) + half_of(other, 1))
-    else:
-        return tl.inline_asm_elementwise(
-            "add.rn.f16x2 $0, $1, $2;", "=r,r,r", [pair, negative], dtype=tl.int32, is_pure=True, pack=1
-        )
-
-
-@triton.jit
-def halves_in(low, high):
-    """Two float32 as float16 in an int32."""
-    low_bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low_bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
-
-
-@triton.jit
-def codes_of(w, t_0, t_1, t_2, t_3, STEP: tl.constexpr, FORM: tl.constexpr, OFFSET: tl.constexpr):
-    """Codes of unit STEP of a tile's near and far row."""
-    near, far = w[0], w[1]
-    return (
-        codes_in(near[0][STEP], near[1][STEP], near[2][STEP // 2], t_0, t_1, t_2, t_3, STEP, FORM, OFFSET),
-        codes_in(far[0][STEP], far[1][STEP], far[2][STEP // 2], t_0, t_1, t_2, t_3, STEP, FORM, OFFSET),
+    return Several(
+        halves(128),
+        halves(16),
+        torch.empty(rows, dtype=torch.float32, device=device),
+        torch.empty(COUNTERS, dtype=torch.int32, device=device),
     )
 
 
 @triton.jit
-def in_ulps(fetched, is_in, GROUP: tl.constexpr, SCALES: tl.constexpr, IS_EVEN: tl.constexpr):
-    """Scales of a unit's groups for codes in the low bits of a float16; zeros past the last block."""
-    scale, _, second, _ = opened(fetched, GROUP, SCALES)
-    if not IS_EVEN:
-        scale, second = tl.where(is_in, scale, 0.0), tl.where(is_in, second, 0.0)
-    return scale * ULPS, second * ULPS
+def halves_of(pair):
+    """[threads] pairs → [threads, 2] float16."""
+    low = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.join(low, ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True))
 
 
 @triton.jit
-def of_unit(scales, STEP: tl.constexpr, GROUP: tl.constexpr):
-    """Scales that thread STEP of each quad has."""
+def fragment_of(near_0, near_1, far_0, far_1):
+    """16 columns of a near and a far row: [threads, in a pair, pair, row half]."""
+    near = tl.join(halves_of(near_0), halves_of(near_1))
+    return tl.join(near, tl.join(halves_of(far_0), halves_of(far_1)))
+
+
+@triton.jit
+def unit_of(near, far):
+    """32 columns: [threads, in a pair, pair, row half, half of the unit]."""
+    return tl.join(fragment_of(near[0], near[1], far[0], far[1]), fragment_of(near[2], near[3], far[2], far[3]))
+
+
+# The next three only say which row and column of a `tl.dot` each number is: its operand lies in threads in this order,
+# so that nothing moves (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+
+
+@triton.jit
+def operand_of_16(fragment, WARPS: tl.constexpr):
+    """[16 · WARPS rows, 16 columns]"""
+    parts = tl.reshape(fragment, [WARPS, 8, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, (0, 5, 1, 4, 2, 3)), [WARPS * 16, 16])
+
+
+@triton.jit
+def operand_of_32(unit, WARPS: tl.constexpr):
+    """[16 · WARPS rows, 32 columns]"""
+    parts = tl.reshape(unit, [WARPS, 8, 4, 2, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, (0, 5, 1, 6, 4, 2, 3)), [WARPS * 16, 32])
+
+
+@triton.jit
+def operand_of_128(unit_0, unit_1, unit_2, unit_3, WARPS: tl.constexpr):
+    """[16 · WARPS rows, 128 columns]"""
+    units = tl.join(tl.join(unit_0, unit_1), tl.join(unit_2, unit_3))
+    parts = tl.reshape(units, [WARPS, 8, 4, 2, 2, 2, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, (0, 5, 1, 8, 7, 6, 4, 2, 3)), [WARPS * 16, 128])
+
+
+@triton.jit
+def of_rows(near, far, WARPS: tl.constexpr, N: tl.constexpr):
+    """Numbers of each thread's near and far row, as the sums [16 · WARPS, N] lie in threads."""
+    own = tl.reshape(tl.join(near, far), [WARPS, 8, 4, 2, 1, 1])
+    own = tl.permute(own, (0, 3, 1, 4, 2, 5))  # warp, row half, row, eight columns, two of them, one
+    return tl.reshape(tl.broadcast_to(own, [WARPS, 2, 8, N // 8, 4, 2]), [WARPS * 16, N])
+
+
+@triton.jit
+def scale_pair(small, SCALES: tl.constexpr):
+    """An integer scale as two equal float16: 1024 more than it in the low bits of one, less 1024."""
+    if SCALES == K:
+        return less(((small.to(tl.int32) & 255) * 65537) | 0x64006400, 0x6400)
+    else:
+        return less((((small.to(tl.int32) & 255) ^ 128) * 65537) | 0x64006400, 0x6480)
+
+
+@triton.jit
+def times_scales(codes, scales, STEP: tl.constexpr, GROUP: tl.constexpr):
+    """A row's codes of unit STEP times the scales that thread STEP of the quad has."""
     first = of_step(scales[0], STEP)
     second = first
     if GROUP == 16:
         second = of_step(scales[1], STEP)
-    return first, second
+    return times(codes[0], first), times(codes[1], first), times(codes[2], second), times(codes[3], second)
 
 
 @triton.jit
-def fetch_columns(x, units: tl.constexpr, COLUMNS: tl.constexpr):
-    """A thread's pairs of a unit of all rows of x, of each eight of them."""
-    x_0 = four_at(x)
-    x_1, x_2, x_3 = x_0, x_0, x_0
-    if COLUMNS > 1:
-        x_1 = four_at(x + units * 128)
-    if COLUMNS > 2:
-        x_2 = four_at(x + 2 * units * 128)
-    if COLUMNS > 3:
-        x_3 = four_at(x + 3 * units * 128)
-    return x_0, x_1, x_2, x_3
+def scaled_unit(
+    w, near, far, t_0, t_1, t_2, t_3, STEP: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, OFFSET: tl.constexpr
+):
+    """Codes of unit STEP of a tile times their integer scales, as `unit_of`."""
+    near_codes, far_codes = codes_of(w, t_0, t_1, t_2, t_3, STEP, FORM, OFFSET)
+    return unit_of(times_scales(near_codes, near, STEP, GROUP), times_scales(far_codes, far, STEP, GROUP))
 
 
 @triton.jit
-def plus_scaled(acc, d, near, far):
-    """acc + d times the scales of a near and a far row."""
-    return tl.fma(d[0], near, acc[0]), tl.fma(d[1], near, acc[1]), tl.fma(d[2], far, acc[2]), tl.fma(d[3], far, acc[3])
-
-
-@triton.jit
-def add_columns(acc, a, b, near, far, x, GROUP: tl.constexpr):
-    """Add one unit of 16 rows (a near, b far) times 8 rows of x."""
-    zero = tl.zeros([x[0].shape[0]], tl.float32)
-    none = (zero, zero, zero, zero)
-    low = mma(a[0], b[0], a[1], b[1], x[0], x[1], none)
-    if GROUP == 32:
-        low = mma(a[2], b[2], a[3], b[3], x[2], x[3], low)
-        return plus_scaled(acc, low, near[0], far[0])
+def shared_of(both, SCALES: tl.constexpr):
+    """What integer scales are multiples of."""
+    if SCALES == K:
+        return half_of(both, 0) * ULPS
     else:
-        acc = plus_scaled(acc, low, near[0], far[0])
-        return plus_scaled(acc, mma(a[2], b[2], a[3], b[3], x[2], x[3], none), near[1], far[1])
+        return both.to(tl.float32) * ULPS
 
 
 @triton.jit
-def add_unit(
-    sums, w, near, far, x, t_0, t_1, t_2, t_3, STEP: tl.constexpr,
-    OFFSET: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
-):  # fmt: skip
-    """Add unit STEP of a tile's block times all rows of x; sums: of each eight of them."""
-    a, b = codes_of(w, t_0, t_1, t_2, t_3, STEP, FORM, OFFSET)
-    near, far = of_unit(near, STEP, GROUP), of_unit(far, STEP, GROUP)
-    p_0, p_1, p_2, p_3 = sums
-    p_0 = add_columns(p_0, a, b, near, far, x[0], GROUP)
-    if COLUMNS > 1:
-        p_1 = add_columns(p_1, a, b, near, far, x[1], GROUP)
-    if COLUMNS > 2:
-        p_2 = add_columns(p_2, a, b, near, far, x[2], GROUP)
-    if COLUMNS > 3:
-        p_3 = add_columns(p_3, a, b, near, far, x[3], GROUP)
-    return p_0, p_1, p_2, p_3
-
-
-@triton.jit
-def minimums_of(fetched, is_in, GROUP: tl.constexpr, SCALES: tl.constexpr, IS_EVEN: tl.constexpr):
+def minimums_of(fetched, SCALES: tl.constexpr):
     """Minimums of a unit's two halves as pairs of equal float16, and what their sum is multiplied by."""
     first, last, both = fetched
     if SCALES == K:  # bytes in the low bits of a float16, as codes are
@@ -214,173 +187,153 @@ def minimums_of(fetched, is_in, GROUP: tl.constexpr, SCALES: tl.constexpr, IS_EV
     else:
         m_0, m_1 = (first >> 16) & 0xFFFF, (last >> 16) & 0xFFFF
         factor = tl.full([first.shape[0]], 1.0, tl.float32)
-    if not IS_EVEN:
-        factor = tl.where(is_in, factor, 0.0)
     return m_0 * 65537, m_1 * 65537, factor
 
 
 @triton.jit
-def add_minimums(
-    sums, w, totals, is_in, COLUMNS: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, IS_EVEN: tl.constexpr
-):
-    """Add a block's minimums times what rows of x sum to over each half of a unit, two float16 for each sum."""
-    near_0, near_1, near = minimums_of(w[2], is_in, GROUP, SCALES, IS_EVEN)
-    far_0, far_1, far = minimums_of(w[3], is_in, GROUP, SCALES, IS_EVEN)
-    zero = tl.zeros([near.shape[0]], tl.float32)
-    none = (zero, zero, zero, zero)
-    p_0, p_1, p_2, p_3 = sums
-    p_0 = plus_scaled(p_0, mma(near_0, far_0, near_1, far_1, totals[0][0], totals[0][1], none), near, far)
-    if COLUMNS > 1:
-        p_1 = plus_scaled(p_1, mma(near_0, far_0, near_1, far_1, totals[1][0], totals[1][1], none), near, far)
-    if COLUMNS > 2:
-        p_2 = plus_scaled(p_2, mma(near_0, far_0, near_1, far_1, totals[2][0], totals[2][1], none), near, far)
-    if COLUMNS > 3:
-        p_3 = plus_scaled(p_3, mma(near_0, far_0, near_1, far_1, totals[3][0], totals[3][1], none), near, far)
-    return p_0, p_1, p_2, p_3
-
-
-@triton.jit
-def fetch_totals(marks, at, units: tl.constexpr, COLUMNS: tl.constexpr):
-    """A thread's pairs of sums of a block's unit of its place, of a row of x of each eight."""
-    m_0 = load_two(marks, at)
-    m_1, m_2, m_3 = m_0, m_0, m_0
-    if COLUMNS > 1:
-        m_1 = load_two(marks + units * 16, at)
-    if COLUMNS > 2:
-        m_2 = load_two(marks + 2 * units * 16, at)
-    if COLUMNS > 3:
-        m_3 = load_two(marks + 3 * units * 16, at)
-    return m_0, m_1, m_2, m_3
-
-
-@triton.jit
-def fetch_x(x, x_sums, block, lane, units: tl.constexpr, COLUMNS: tl.constexpr, HAS_MIN: tl.constexpr):
-    """A thread's pairs of all units of a block of all rows of x, and of their sums."""
-    own = x + (block * 512 + lane * 4)
-    x_0, x_1 = fetch_columns(own, units, COLUMNS), fetch_columns(own + 128, units, COLUMNS)
-    x_2, x_3 = fetch_columns(own + 256, units, COLUMNS), fetch_columns(own + 384, units, COLUMNS)
-    totals = x_0
-    if HAS_MIN:
-        totals = fetch_totals(x_sums, block * 64 + lane * 2, units, COLUMNS)
-    return (x_0, x_1, x_2, x_3), totals
-
-
-@triton.jit
 def add_block(
-    sums, w, x, totals, is_in, t_0, t_1, t_2, t_3, OFFSET: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    FORM: tl.constexpr, SCALES: tl.constexpr, IS_EVEN: tl.constexpr,
+    acc, w, x, x_sums, t_0, t_1, t_2, t_3, WARPS: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Add a block of a warp's 16 rows times all rows of x; sums: of each eight of them."""
-    near, far = in_ulps(w[2], is_in, GROUP, SCALES, IS_EVEN), in_ulps(w[3], is_in, GROUP, SCALES, IS_EVEN)
-    for step in tl.static_range(4):
-        sums = add_unit(sums, w, near, far, x[step], t_0, t_1, t_2, t_3, step, OFFSET, COLUMNS, GROUP, FORM)
-    if (SCALES == HALVES) or (SCALES == K):
-        sums = add_minimums(sums, w, totals, is_in, COLUMNS, GROUP, SCALES, IS_EVEN)
-    return sums
-
-
-@triton.jit
-def four_in(acc):
-    """A thread's sums of two rows and two columns: [threads, row half, column]."""
-    return tl.join(tl.join(acc[0], acc[2]), tl.join(acc[1], acc[3]))
-
-
-@triton.jit
-def result_of(sums, TILES: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums over the warps that share rows: [rows of x, filled up to 8, 16 or 32, rows of TILES warps]."""
-    if COLUMNS == 1:
-        own = four_in(sums[0])
-    elif COLUMNS == 2:
-        own = tl.join(four_in(sums[0]), four_in(sums[1]))
+    """acc [16 · WARPS, N] + a block of a tile a warp times N rows of x. x, x_sums: where the rows begin, [N, 1]."""
+    columns: tl.constexpr = acc.shape[1]
+    if (SCALES == K) or (SCALES == SIGNED):
+        near = scale_pair(w[2][0], SCALES), scale_pair(w[2][1], SCALES)
+        far = scale_pair(w[3][0], SCALES), scale_pair(w[3][1], SCALES)
+        codes = operand_of_128(
+            scaled_unit(w, near, far, t_0, t_1, t_2, t_3, 0, GROUP, FORM, OFFSET),
+            scaled_unit(w, near, far, t_0, t_1, t_2, t_3, 1, GROUP, FORM, OFFSET),
+            scaled_unit(w, near, far, t_0, t_1, t_2, t_3, 2, GROUP, FORM, OFFSET),
+            scaled_unit(w, near, far, t_0, t_1, t_2, t_3, 3, GROUP, FORM, OFFSET),
+            WARPS,
+        )
+        d = tl.dot(codes, tl.trans(tl.load(x + tl.arange(0, 128)[None, :])))
+        acc = tl.fma(d, of_rows(shared_of(w[2][2], SCALES), shared_of(w[3][2], SCALES), WARPS, columns), acc)
     else:
-        low, high = tl.join(four_in(sums[0]), four_in(sums[2])), tl.join(four_in(sums[1]), four_in(sums[3]))
-        own = tl.join(low, high)
-    eights: tl.constexpr = 1 if COLUMNS == 1 else 2 if COLUMNS == 2 else 4
-    # of the eights of rows, 2 · first + second as they were joined
-    total = tl.sum(tl.reshape(own, [SHARES, TILES, 8, 4, 2, 2, eights]), 0)
-    return tl.reshape(tl.permute(total, (5, 2, 4, 0, 3, 1)), [8 * eights, TILES * 16])
+        near, far = opened(w[2], GROUP, SCALES)[0] * ULPS, opened(w[3], GROUP, SCALES)[0] * ULPS
+        for step in tl.static_range(4):
+            codes = codes_of(w, t_0, t_1, t_2, t_3, step, FORM, OFFSET)
+            some = tl.load(x + step * 32 + tl.arange(0, 32)[None, :])
+            d = tl.dot(operand_of_32(unit_of(codes[0], codes[1]), WARPS), tl.trans(some))
+            acc = tl.fma(d, of_rows(float_of_step(near, step), float_of_step(far, step), WARPS, columns), acc)
+    if (SCALES == HALVES) or (SCALES == K):
+        near_0, near_1, near = minimums_of(w[2], SCALES)
+        far_0, far_1, far = minimums_of(w[3], SCALES)
+        some = tl.load(x_sums + tl.arange(0, 16)[None, :])
+        d = tl.dot(operand_of_16(fragment_of(near_0, near_1, far_0, far_1), WARPS), tl.trans(some))
+        acc = tl.fma(d, of_rows(near, far, WARPS, columns), acc)
+    return acc
+
+
+@triton.jit
+def add_blocks(
+    acc, x, x_sums, w_words, w_high, w_scales, w_shared, tile, begin, end, t_0, t_1, t_2, t_3, units: tl.constexpr,
+    WARPS: tl.constexpr, EACH: tl.constexpr, STAGES: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """acc [16 · WARPS, N] + blocks begin to end - 1 of each warp's tile times a tile of N rows of x."""
+    columns: tl.constexpr = acc.shape[1]
+    m, lane = tl.arange(0, columns)[:, None], tl.arange(0, 32 * WARPS) % 32
+    for at in tl.range(begin, end, EACH, num_stages=STAGES):
+        for turn in tl.static_range(EACH):
+            block = at + turn
+            w = fetch_tile(w_words, w_high, w_scales, w_shared, tile, block, lane, units, GROUP, FORM, SCALES)
+            some, sums = x + (block * columns + m) * 128, x_sums + (block * columns + m) * 16
+            acc = add_block(acc, w, some, sums, t_0, t_1, t_2, t_3, WARPS, OFFSET, GROUP, FORM, SCALES)
+    return acc
 
 
 @triton.jit
 def write_sums(
-    result, first_row, y, x_scales, bias, residual, x_rows, y_stride, residual_stride, rows,
+    acc, first_row, y, x_scales, bias, residual, x_rows, y_stride, residual_stride, rows,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Sums of all rows of x, times their scales, with what is added to them."""
-    m = tl.arange(0, result.shape[0])
-    n = first_row + tl.arange(0, result.shape[1])
-    is_out = (m < x_rows)[:, None] & (n < rows)[None, :]
-    result *= tl.load(x_scales + m, mask=m < x_rows, other=0.0)[:, None]
+    n, m = first_row + tl.arange(0, acc.shape[0])[:, None], tl.arange(0, acc.shape[1])[None, :]
+    is_out = (m < x_rows) & (n < rows)
+    acc *= tl.load(x_scales + m, mask=m < x_rows, other=0.0)
     if HAS_BIAS:
-        result += tl.load(bias + n, mask=n < rows, other=0.0)[None, :]
+        acc += tl.load(bias + n, mask=n < rows, other=0.0)
     if HAS_RESIDUAL:
-        result += tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=is_out, other=0.0)
-    tl.store(y + m[:, None] * y_stride + n[None, :], result, mask=is_out)
+        acc += tl.load(residual + m * residual_stride + n, mask=is_out, other=0.0)
+    tl.store(y + m * y_stride + n, acc, mask=is_out)
 
 
 @triton.jit
 def several_kernel(
-    x, x_sums, x_scales, w_words, w_high, w_scales, w_shared, y, bias, residual,
+    x, x_sums, x_scales, w_words, w_high, w_scales, w_shared, y, bias, residual, parts, arrivals,
     x_rows, y_stride, residual_stride, rows, last_tile, t_0, t_1, t_2, t_3,
-    units: tl.constexpr, OFFSET: tl.constexpr, TILES: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    units: tl.constexpr, blocks_each: tl.constexpr, N: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
+    EACH: tl.constexpr, STAGES: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+    SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = Σ w[n] · x[m] for TILES · 16 rows n, SHARES warps for each 16, and 8 · COLUMNS rows m at most."""
-    blocks: tl.constexpr = units // 4
-    is_even: tl.constexpr = blocks % SHARES == 0
-    has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)
-    thread = tl.arange(0, 32 * TILES * SHARES)
-    lane, share = thread % 32, thread // (32 * TILES)
-    first = tl.program_id(0) * TILES
-    tile = tl.minimum(first + thread // 32 % TILES, last_tile).to(tl.int64)
-    if (FORM == TABLE) and (OFFSET == 0):  # 128 more, so that no byte has a sign
-        t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
-    zero = tl.zeros([32 * TILES * SHARES], tl.float32)
-    none = (zero, zero, zero, zero)
-    sums = (none, none, none, none)
-    w = fetch_tile(w_words, w_high, w_scales, w_shared, tile, share, lane, units, GROUP, FORM, SCALES)
+    """y[m, n] = Σ w[n] · x[m] (+ bias[n]) (+ residual[m, n]) for 16 · WARPS rows n, and N rows m at most.
+
+    SPLITS programs have the same rows, `blocks_each` blocks each. parts: [programs, SPLITS, rows, N].
+    """
+    size: tl.constexpr = 16 * WARPS * N
+    program, split = tl.program_id(0), tl.program_id(1)
+    tile = tl.minimum(program * WARPS + tl.arange(0, 32 * WARPS) // 32, last_tile).to(tl.int64)
+    begin = split * blocks_each
+    end = tl.minimum(begin + blocks_each, units // 4)
+    t_0, t_1, t_2, t_3 = table_without_signs(t_0, t_1, t_2, t_3, FORM, OFFSET)
     wait()
-    for begin in tl.range(0, blocks, SHARES):
-        at = begin + share
-        some, totals = fetch_x(x, x_sums, tl.minimum(at, blocks - 1), lane, units, COLUMNS, has_min)
-        later = w
-        if blocks > SHARES:
-            after = at + SHARES
-            later = fetch_tile(w_words, w_high, w_scales, w_shared, tile, after, lane, units, GROUP, FORM, SCALES)
-        sums = add_block(
-            sums, w, some, totals, at < blocks, t_0, t_1, t_2, t_3, OFFSET, COLUMNS, GROUP, FORM, SCALES, is_even
+    acc = add_blocks(
+        tl.zeros([16 * WARPS, N], tl.float32), x, x_sums, w_words, w_high, w_scales, w_shared, tile, begin, end,
+        t_0, t_1, t_2, t_3, units, WARPS, EACH, STAGES, OFFSET, GROUP, FORM, SCALES,
+    )  # fmt: skip
+    first = program * (16 * WARPS)
+    if SPLITS == 1:
+        write_sums(
+            acc, first, y, x_scales, bias, residual, x_rows, y_stride, residual_stride, rows, HAS_BIAS, HAS_RESIDUAL
         )
-        w = later
-    write_sums(
-        result_of(sums, TILES, SHARES, COLUMNS), first * 16, y, x_scales, bias, residual, x_rows, y_stride,
-        residual_stride, rows, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+    else:
+        own = parts + program.to(tl.int64) * (SPLITS * size)
+        own += tl.arange(0, 16 * WARPS)[:, None] * N + tl.arange(0, N)[None, :]
+        tl.store(own + split * size, acc)
+        tl.debug_barrier()  # all threads have written before one says so
+        if tl.atomic_add(arrivals + program, 1) == SPLITS - 1:
+            tl.store(arrivals + program, 0)
+            total = tl.load(own, cache_modifier=".cg")  # from the second-level cache: others have written it
+            for other in tl.static_range(1, SPLITS):
+                total += tl.load(own + other * size, cache_modifier=".cg")
+            write_sums(
+                total, first, y, x_scales, bias, residual, x_rows, y_stride, residual_stride, rows, HAS_BIAS,
+                HAS_RESIDUAL,
+            )  # fmt: skip
 
 
-def shape_for(packed: Packed) -> tuple[int, int]:
-    """Tiles of a program and warps for each, as they were fastest on an H200; sums of a row depend on the latter."""
-    if packed.rows >= MANY_ROWS:
-        return 2, 2
-    return 2 if ONE_TILE < packed.rows <= ONE_WAVE else 1, 8 if packed.units >= NARROW else 4
+def splits_of(packed: Packed) -> tuple[int, int]:
+    """Programs that share rows of a matrix and blocks of each, two at least; sums of a row depend on it."""
+    blocks, programs = packed.units // BLOCK_UNITS, -(-packed.rows // (WARPS * TILE_ROWS))
+    splits = max(1, min(PROGRAMS // programs, MAX_SPLITS, blocks // 2))
+    each = -(-blocks // splits)
+    each += each % 2 if splits > 1 else 0
+    return -(-blocks // each), each
 
 
-def multiply(
-    x: Eights,
-    packed: Packed,
-    y: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    shape: tuple[int, int] | None = None,
-) -> None:
+def multiply(x: Several, packed: Packed, y: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> None:
     """y = x · weightᵀ (+ bias) (+ residual) of 2 to 32 rows. y, residual: float32 [rows of x, rows]."""
-    layout = packed.layout
-    tiles, shares = shape or shape_for(packed)
-    several_kernel[(-(-packed.rows // (tiles * TILE_ROWS)),)](
+    layout, together = packed.layout, x.together
+    programs = -(-packed.rows // (WARPS * TILE_ROWS))
+    splits, each = splits_of(packed)
+    parts = y
+    if splits > 1:
+        parts = torch.empty(programs * splits * WARPS * TILE_ROWS * together, dtype=torch.float32, device=y.device)
+    several_kernel[(programs, splits)](
         x.words, x.sums, x.scales, packed.words, packed.high, packed.scales, packed.shared,
-        y, y if bias is None else bias, y if residual is None else residual,
+        y, y if bias is None else bias, y if residual is None else residual, parts, x.arrivals,
         len(x), y.stride(0), 0 if residual is None else residual.stride(0), packed.rows, len(packed.words) - 1,
-        *layout.packed_table,
-        units=packed.units, OFFSET=layout.offset, TILES=tiles, SHARES=shares, COLUMNS=-(-len(x) // AT_ONCE),
+        *layout.packed_table, units=packed.units, blocks_each=each, N=together, WARPS=WARPS, SPLITS=splits,
+        **steps_of(together, packed.units, programs * splits), OFFSET=layout.offset,
         GROUP=layout.group, FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, num_warps=tiles * shares, enable_fp_fusion=False, **OPTIONS,
+        HAS_RESIDUAL=residual is not None, num_warps=WARPS, enable_fp_fusion=False, **OPTIONS,
     )  # fmt: skip
+
+
+def steps_of(together: int, units: int, programs: int) -> dict[str, int]:
+    """Blocks of a step and steps under way, as was fastest on an H200 for so many rows of x; no sum depends on them."""
+    if together == AT_ONCE:
+        return {"EACH": 2 if units % (2 * BLOCK_UNITS) == 0 else 1, "STAGES": 3}
+    # with three steps five programs fit into a multiprocessor, with four four of them
+    return {"EACH": 1, "STAGES": 4 if programs <= 4 * 132 or programs > 5 * 132 else 3}

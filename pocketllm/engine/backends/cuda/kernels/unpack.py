@@ -4,10 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pocketllm.engine.backends.cuda.kernels.codes import ULPS, codes_of, of_unit, table_without_signs
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened
-from pocketllm.engine.backends.cuda.kernels.fragments import ULPS, of_unit
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.several import codes_of
 from pocketllm.engine.backends.cuda.kernels.words import (
     BYTE,
     FLOAT,
@@ -137,8 +136,7 @@ def tiles_kernel(
     thread = tl.arange(0, 32 * WARPS)
     lane, block = thread % 32, tl.program_id(1) * WARPS + thread // 32
     tile = (first_tile + tl.program_id(0)).to(tl.int64)
-    if (FORM == IN_TABLE) and (OFFSET == 0):  # 128 more, so that no byte has a sign
-        t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
+    t_0, t_1, t_2, t_3 = table_without_signs(t_0, t_1, t_2, t_3, FORM, OFFSET)
     w = fetch_tile(w_words, w_high, w_scales, w_shared, tile, block, lane, units, GROUP, FORM, SCALES)
     near_scales, far_scales = opened(w[2], GROUP, SCALES), opened(w[3], GROUP, SCALES)
     has_min: tl.constexpr = (SCALES == HALVES) or (SCALES == K)

@@ -10,12 +10,12 @@ from torch import Tensor
 from pocketllm.engine.backends.api.mixture import Gating, Routing
 from pocketllm.engine.backends.api.ops import Norm
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
-from pocketllm.engine.backends.cuda.kernels.several import AT_ONCE
+from pocketllm.engine.backends.cuda.kernels.several import AT_ONCE, Several, new_several
 from pocketllm.engine.backends.cuda.layouts import UNIT
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
 from pocketllm.engine.backends.cuda.mixtures.kernels import routes
 from pocketllm.engine.backends.cuda.packing import units_of
-from pocketllm.engine.backends.cuda.products import Rows, Sum, new_halves
+from pocketllm.engine.backends.cuda.products import Rows, Sum
 
 GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1}
 NO_GATE, SILU, GELU, BOUNDED = 0, 1, 2, 3
@@ -190,16 +190,26 @@ def gather(
     if form == TO_FLOATS:
         out = torch.empty(pairs, width, dtype=torch.float32, device=x.device)
     elif form == TO_FEW:
-        out = new_halves(slots, width, x.device)
+        out = new_several(slots, width, x.device, AT_ONCE)
     else:
         codes = torch.empty(slots, units * UNIT, dtype=torch.float16, device=x.device)
         out = Many(codes, torch.empty(slots, dtype=torch.float32, device=x.device))
     lines = triton.next_power_of_2(units)
     routes.gather_kernel[(pairs,)](
         x, up, x if weight is None else weight, groups.slots,
-        *((out, out) if isinstance(out, Tensor) else (out.words, out.marks)), x.stride(0), up.stride(0), width, units,
+        *targets_of(out), x.stride(0), up.stride(0), width, units,
         eps, 0.0 if ends is None else ends.slope, 0.0 if ends is None else ends.limit,
         EACH=per_row, LINES=lines, GATE=NO_GATE if ends is None else ends.gate, HAS_NORM=has_norm, TO=form,
+        TOGETHER=AT_ONCE,
         num_warps=4 if lines <= 64 else 8,
     )  # fmt: skip
     return out
+
+
+def targets_of(out: Tensor | Many | Several) -> tuple[Tensor, Tensor, Tensor]:
+    """Where rows go, what they are multiples of, and their sums."""
+    if isinstance(out, Tensor):
+        return out, out, out
+    if isinstance(out, Many):
+        return out.words, out.marks, out.marks
+    return out.words, out.scales, out.sums

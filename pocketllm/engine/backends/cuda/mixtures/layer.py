@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.mixture import Experts
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS
-from pocketllm.engine.backends.cuda.kernels.mma import Halves, Next
+from pocketllm.engine.backends.cuda.kernels.several import WARPS, Several, steps_of
+from pocketllm.engine.backends.cuda.kernels.single import Halves, Next
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import (
@@ -34,7 +35,7 @@ from pocketllm.engine.backends.cuda.mixtures.groups import (
 )
 from pocketllm.engine.backends.cuda.mixtures.kernels import products, routes
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
-from pocketllm.engine.backends.cuda.products import FEW_ROWS, Products, Sum, new_halves
+from pocketllm.engine.backends.cuda.products import FEW_ROWS, Products, Sum
 
 PER_PROGRAM = 32
 """Rows of a matrix: two tiles."""
@@ -159,7 +160,7 @@ class Mixtures:
         return Mixed(len(source.x), close)
 
 
-Operand = Halves | Many | Tensor
+Operand = Several | Many | Tensor
 """Rows in slots, for few or many rows of packed matrices; or floats, for plain ones."""
 
 
@@ -184,13 +185,8 @@ def form(packed: Packed) -> dict[str, int]:
     }  # fmt: skip
 
 
-def shares_for(units: int) -> int:
-    """Warps that share rows where there are items: four blocks for each, if so many. Sums of a row depend on it."""
-    return min(8, int(triton.next_power_of_2(-(-units // 16))))
-
-
 def opening_shares(units: int) -> int:
-    """The same of a single row's gates, as was fastest on an H200: two blocks for each."""
+    """Warps that share rows of a single row's gates, as was fastest on an H200: two blocks for each."""
     return min(8, int(triton.next_power_of_2(-(-units // 8))))
 
 
@@ -210,8 +206,6 @@ def biases(ends: Ends, otherwise: Tensor) -> tuple[Tensor, Tensor]:
 def open_several(source: Source, experts: Experts, groups: Groups, ends: Ends) -> Operand:
     """What gates let through, in the form that the second products read; all else is let go."""
     gate, up, used = experts.gate, experts.up, experts.routing.num_used
-    if is_fused(experts) and not groups.are_many:
-        return open_few(gathered(source, groups, used), experts, groups, ends)
     x = gathered(source, groups, used) if isinstance(gate.held, Packed) or isinstance(up.held, Packed) else None
     floats = floats_of(source)
     both = [
@@ -220,21 +214,6 @@ def open_several(source: Source, experts: Experts, groups: Groups, ends: Ends) -
     ]
     opened: Operand = let_through(both[0], both[1], experts.down, groups, ends)
     return opened
-
-
-def open_few(x: Halves, experts: Experts, groups: Groups, ends: Ends) -> Halves:
-    """What gates let through, in the slots of x."""
-    gate, up = experts.gate, experts.up
-    out = new_halves(len(groups.pairs), gate.rows, x.words.device)
-    shares = shares_for(units_of(gate.cols))
-    products.opening_kernel[(units_of(gate.rows), len(groups.item_experts))](
-        x.words, x.marks, *groups.items, *parts(gate.packed), *parts(up.packed), *biases(ends, x.marks), out.words,
-        out.marks, ends.slope, ends.limit, *gate.packed.layout.packed_table,
-        units=units_of(gate.cols), inner=gate.rows, out_units=units_of(gate.rows), SHARES=shares,
-        GATE=ends.gate, HAS_BIAS=ends.gate_bias is not None, **form(gate.packed),
-        num_warps=2 * shares, enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
 
 
 def product(x: Operand, matrix: ExpertMatrices, groups: Groups, per_row: int, bias: Tensor | None) -> Tensor:
@@ -257,12 +236,13 @@ def product(x: Operand, matrix: ExpertMatrices, groups: Groups, per_row: int, bi
             N=MANY_AT_ONCE, HAS_BIAS=has_bias, **form(matrix.packed), num_warps=8 if groups.each > 64 else 4,
         )  # fmt: skip
         return y
-    shares = shares_for(units)
-    products.closing_kernel[grid](
-        x.words, x.marks, *groups.items, groups.pairs, *parts(matrix.packed), some_bias, y,
+    programs = -(-tiles // WARPS)
+    products.few_kernel[(programs, grid[1])](
+        x.words, x.sums, x.scales, *groups.items, groups.pairs, *parts(matrix.packed), some_bias, y,
         len(matrix.packed.words) - 1, *matrix.packed.layout.packed_table,
-        units=units, rows=matrix.rows, tiles=tiles, SHARES=shares, HAS_BIAS=has_bias, **form(matrix.packed),
-        num_warps=2 * shares, enable_fp_fusion=False,
+        units=units, rows=matrix.rows, tiles=tiles, N=x.together, WARPS=WARPS, HAS_BIAS=has_bias,
+        **steps_of(x.together, units, programs * grid[1]), **form(matrix.packed),
+        num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return y
 

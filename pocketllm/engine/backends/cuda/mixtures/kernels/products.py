@@ -1,16 +1,18 @@
 """Rows times matrices of their experts, packed: one row's experts each by itself, several rows by items of one expert.
 
-What a warp reads and computes is as in `mma`: 16 rows of a matrix, blocks in turn with the other warps that share them.
-A program has two tiles of rows, so that of what a gate lets through it has a whole unit of the next product's x.
+What a single row's warp reads and computes is as in `single`: 16 rows of a matrix, blocks in turn with the other warps
+that share them. A program has two tiles of rows, so that of what a gate lets through it has a whole unit of the next
+product's x. Few rows of an expert are multiplied as in `several`.
 """
 
 import triton
 import triton.language as tl
 
+from pocketllm.engine.backends.cuda.kernels.codes import table_without_signs
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile
-from pocketllm.engine.backends.cuda.kernels.fragments import add_block, tile_of
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import write_bytes, write_halves
+from pocketllm.engine.backends.cuda.kernels.rows import write_bytes
+from pocketllm.engine.backends.cuda.kernels.several import add_blocks
 from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_of
 from pocketllm.engine.backends.cuda.kernels.unpack import half_of_words
 from pocketllm.engine.backends.cuda.kernels.words import (
@@ -20,7 +22,6 @@ from pocketllm.engine.backends.cuda.kernels.words import (
     NIBBLE_2,
     SHARED_VALUES,
     SIGNED,
-    TABLE,
     TILE,
     K,
     byte_of,
@@ -119,7 +120,7 @@ def closing_one_kernel(
 ):  # fmt: skip
     """32 values of y = (residual +) Σ weight · (w[expert] · x[rank] (+ bias)) over a single row's experts.
 
-    The warps that share rows take turns at all blocks of all experts. HAS_NEXT: as `mma.finish`.
+    The warps that share rows take turns at all blocks of all experts. HAS_NEXT: as `single.finish`.
     """
     works: tl.constexpr = NUM_USED * (units // 4)
     turns: tl.constexpr = (works + SHARES - 1) // SHARES
@@ -176,109 +177,32 @@ def closing_one_kernel(
 
 
 @triton.jit
-def opening_kernel(
-    x, marks, item_experts, item_counts, num_items, g_words, g_high, g_scales, g_shared, u_words, u_high, u_scales,
-    u_shared, gate_bias, up_bias, out, out_marks, slope, limit, t_0, t_1, t_2, t_3,
-    units: tl.constexpr, inner: tl.constexpr, out_units: tl.constexpr, SHARES: tl.constexpr,
-    OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr, GATE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+def few_kernel(
+    x, x_sums, x_scales, item_experts, item_counts, num_items, pairs, w_words, w_high, w_scales, w_shared, bias, y,
+    last_tile, t_0, t_1, t_2, t_3, units: tl.constexpr, rows: tl.constexpr, tiles: tl.constexpr, N: tl.constexpr,
+    WARPS: tl.constexpr, EACH: tl.constexpr, STAGES: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Of an item's rows, 32 values each that their expert's gate lets through, in the slots where their x is."""
-    blocks: tl.constexpr = units // 4
-    turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
-    is_even: tl.constexpr = blocks % SHARES == 0
-    wait()
-    unit, item = tl.program_id(0), tl.program_id(1)
-    if item < tl.load(num_items):
-        expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
-        m, value = tl.arange(0, 8), tl.zeros([8, 32], tl.float32)
-        if unit < inner // 32:
-            thread = tl.arange(0, 64 * SHARES)
-            warp, lane, place = thread // 32, thread % 32, thread % 4
-            share, column = warp // 2, tl.minimum(lane // 4, count - 1)
-            if FORM == TABLE:  # as in `several`: no byte has a sign
-                t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
-            tile = (expert * (inner // 16) + unit * 2 + warp % 2).to(tl.int64)
-            own_x = x + item.to(tl.int64) * (units * 128) + column * 16 + place * 4
-            own_marks = marks + item.to(tl.int64) * (units * 32) + place * 8
-            zero = tl.zeros([64 * SHARES], tl.float32)
-            none = (zero, zero, zero, zero)
-            gate, up = (none, none, none, none), (none, none, none, none)
-            g = fetch_tile(g_words, g_high, g_scales, g_shared, tile, share, lane, units, GROUP, FORM, SCALES)
-            u = fetch_tile(u_words, u_high, u_scales, u_shared, tile, share, lane, units, GROUP, FORM, SCALES)
-            for turn in tl.range(0, turns):
-                at = turn * SHARES + share
-                g_1, u_1 = g, u
-                if turns > 1:
-                    after = at + SHARES
-                    g_1 = fetch_tile(g_words, g_high, g_scales, g_shared, tile, after, lane, units, GROUP, FORM, SCALES)
-                    u_1 = fetch_tile(u_words, u_high, u_scales, u_shared, tile, after, lane, units, GROUP, FORM, SCALES)
-                block = tl.minimum(at, blocks - 1)
-                some_x, some_marks = own_x + block * 512, own_marks + block * 128
-                gate = add_block(
-                    gate, g, some_x, some_marks, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET, 1, GROUP, FORM,
-                    SCALES, is_even,
-                )  # fmt: skip
-                up = add_block(
-                    up, u, some_x, some_marks, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET, 1, GROUP, FORM,
-                    SCALES, is_even,
-                )  # fmt: skip
-                g, u = g_1, u_1
-            opened, let = tile_of(gate[0], 2, SHARES), tile_of(up[0], 2, SHARES)
-            if HAS_BIAS:
-                n = expert * inner + unit * 32 + tl.arange(0, 32)[None, :]
-                opened, let = opened + tl.load(gate_bias + n), let + tl.load(up_bias + n)
-            value = gated_by(opened, let, slope, limit, GATE)
-        # programs past the last unit write the zeros that fill the last block up
-        write_halves(out, out_marks, value, item * 8 + m, tl.where(m < count, unit, out_units), out_units)
-
-
-@triton.jit
-def closing_kernel(
-    x, marks, item_experts, item_counts, num_items, pairs, w_words, w_high, w_scales, w_shared, bias, y, last_tile,
-    t_0, t_1, t_2, t_3, units: tl.constexpr, rows: tl.constexpr, tiles: tl.constexpr, SHARES: tl.constexpr,
-    OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """y[pair] = w[expert] · x (+ bias) for an item's rows and 32 values of each. tiles: of an expert."""
-    blocks: tl.constexpr = units // 4
-    turns: tl.constexpr = (blocks + SHARES - 1) // SHARES
-    is_even: tl.constexpr = blocks % SHARES == 0
+    """y[pair] = w[expert] · x (+ bias) for an item's rows, N at most, and 16 · WARPS values of each. tiles: of an
+    expert."""
     wait()
     item = tl.program_id(1)
     if item < tl.load(num_items):
         expert, count = tl.load(item_experts + item), tl.load(item_counts + item)
-        thread = tl.arange(0, 64 * SHARES)
-        warp, lane, place = thread // 32, thread % 32, thread % 4
-        share, column = warp // 2, tl.minimum(lane // 4, count - 1)
-        if FORM == TABLE:
-            t_0, t_1, t_2, t_3 = t_0 ^ -2139062144, t_1 ^ -2139062144, t_2 ^ -2139062144, t_3 ^ -2139062144
-        tile = tl.minimum(expert * tiles + tl.program_id(0) * 2 + warp % 2, last_tile).to(tl.int64)
-        own_x = x + item.to(tl.int64) * (units * 128) + column * 16 + place * 4
-        own_marks = marks + item.to(tl.int64) * (units * 32) + place * 8
-        zero = tl.zeros([64 * SHARES], tl.float32)
-        none = (zero, zero, zero, zero)
-        sums = (none, none, none, none)
-        w = fetch_tile(w_words, w_high, w_scales, w_shared, tile, share, lane, units, GROUP, FORM, SCALES)
-        for turn in tl.range(0, turns):
-            at = turn * SHARES + share
-            w_1 = w
-            if turns > 1:
-                after = at + SHARES
-                w_1 = fetch_tile(w_words, w_high, w_scales, w_shared, tile, after, lane, units, GROUP, FORM, SCALES)
-            block = tl.minimum(at, blocks - 1)
-            sums = add_block(
-                sums, w, own_x + block * 512, own_marks + block * 128, at < blocks, t_0, t_1, t_2, t_3, units, OFFSET,
-                1, GROUP, FORM, SCALES, is_even,
-            )  # fmt: skip
-            w = w_1
-        n = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-        m = tl.arange(0, 8)
-        pair = tl.load(pairs + item * 8 + m, mask=m < count, other=0).to(tl.int64)
-        value = tile_of(sums[0], 2, SHARES)
+        warp, own = tl.arange(0, 32 * WARPS) // 32, item.to(tl.int64) * (units // 4 * N)
+        tile = tl.minimum(expert * tiles + tl.program_id(0) * WARPS + warp, last_tile).to(tl.int64)
+        t_0, t_1, t_2, t_3 = table_without_signs(t_0, t_1, t_2, t_3, FORM, OFFSET)
+        acc = add_blocks(
+            tl.zeros([16 * WARPS, N], tl.float32), x + own * 128, x_sums + own * 16, w_words, w_high, w_scales,
+            w_shared, tile, 0, units // 4, t_0, t_1, t_2, t_3, units, WARPS, EACH, STAGES, OFFSET, GROUP, FORM, SCALES,
+        )  # fmt: skip
+        n = tl.program_id(0) * (16 * WARPS) + tl.arange(0, 16 * WARPS)[:, None]
+        m = tl.arange(0, N)[None, :]
+        pair = tl.load(pairs + item * N + m, mask=m < count, other=0).to(tl.int64)
+        acc *= tl.load(x_scales + item * N + m, mask=m < count, other=0.0)
         if HAS_BIAS:
-            value += tl.load(bias + expert * rows + n, mask=n < rows, other=0.0)
-        tl.store(y + pair[:, None] * rows + n, value, mask=(m < count)[:, None] & (n < rows))
+            acc += tl.load(bias + expert * rows + n, mask=n < rows, other=0.0)
+        tl.store(y + pair * rows + n, acc, mask=(m < count) & (n < rows))
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes, write_halves
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes, write_several
 
 SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
 BOUNDED = tl.constexpr(3)
@@ -183,8 +183,9 @@ def groups_kernel(
 
 @triton.jit
 def gather_kernel(
-    x, up, norm_weight, slots, out, out_marks, x_stride, up_stride, width, units, eps, slope, limit,
+    x, up, norm_weight, slots, out, out_marks, out_sums, x_stride, up_stride, width, units, eps, slope, limit,
     EACH: tl.constexpr, LINES: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, TO: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Row pair // EACH of x, normed or gating `up`, where its slot's product reads it; or as floats, pair by pair.
 
@@ -208,7 +209,7 @@ def gather_kernel(
     else:
         slot = tl.load(slots + pair)
         if TO == TO_FEW:
-            write_halves(out, out_marks, value, slot + line * 0, line, units)
+            write_several(out, out_sums, out_marks, value, slot, slot.to(tl.int64), units, TOGETHER)
         else:
             # the largest becomes 32 to 64, as of other rows of prompts
             exponent = (tl.max(tl.max(tl.abs(value), 1), 0).to(tl.int32, bitcast=True) >> 23) - 132
@@ -226,8 +227,8 @@ def sum_kernel(
     parts, weights, residual, y, next_weight, out, out_marks, out_squares, residual_stride, width, out_units,
     NUM_USED: tl.constexpr, LINES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """y[t] = (residual +) Σ weight · part over a token's pairs, rank after rank; HAS_NEXT: as `mma.finish`, of a single
-    token."""
+    """y[t] = (residual +) Σ weight · part over a token's pairs, rank after rank; HAS_NEXT: as `single.finish`, of a
+    single token."""
     wait()
     token = tl.program_id(0).to(tl.int64)
     line = tl.program_id(1) * LINES + tl.arange(0, LINES)
