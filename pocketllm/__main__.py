@@ -4,7 +4,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; ctrl-C while it is imported ends as it does later, in a word and with 130."""
+    """Run the command line; ctrl-C while it is imported ends as it does later, in a word and with 130.
+
+    A reader that leaves (`| head`) is no failure, though click and rich end with 1 then.
+    """
     try:
         from pocketllm.cli.main import app
 
@@ -12,6 +15,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as end:
+        sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pocketllm.cli.engine_options import (
     Threads,
     engine_options,
 )
-from pocketllm.cli.output import command, say, write_json
+from pocketllm.cli.output import command, reader_may_leave, say, write_json
 
 if TYPE_CHECKING:
     from pocketllm.engine.backends.api.capability import BackendBid
@@ -80,10 +80,11 @@ def check(
         kv_dtype=kv_dtype,
     )
     report = report_on(options, with_model=model is not None)
-    if as_json:
-        write_json(report)
-    else:
-        typer.echo(page(report), nl=False)
+    with reader_may_leave():
+        if as_json:
+            write_json(report)
+        else:
+            typer.echo(page(report), nl=False)
     if not report["runs"]:
         raise typer.Exit(CANNOT_RUN)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pocketllm.cli.output import command, say, write_json
+from pocketllm.cli.output import command, reader_may_leave, say, write_json
 from pocketllm.errors import MachineError, ModelNotFoundError, OptionError
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ def check(records: Records = RECORDS, docs: Docs = DOCS) -> None:
     for page, text in pages:
         seen = source_for(page, source, pages)
         found += map(str, (*overclaims(page.name, text, seen), *discrepancies(page.name, text, seen)))
-    print_lines(found)
+    with reader_may_leave():
+        print_lines(found)
     if found:
         raise typer.Exit(1)
     say(f"{len(pages)} pages claim no more than the records prove")

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TextIO, TypeVar
 
-from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
+from pocketllm.errors import MachineError, PocketLLMError, UnsupportedFeatureError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,8 +35,46 @@ def write_json(value: Any) -> None:
 
 
 def say(message: str) -> None:
-    """One line of progress or advice, on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """One line of progress or advice, on stderr; nothing where nobody reads it any more (`2>&1 | head`)."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        lead_nowhere(sys.stderr)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Around what a command prints before it ends with a verdict: a reader that leaves (`| head`) takes none of it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        lead_nowhere(sys.stdout)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # rich ends the process itself
+            raise
+
+
+def lead_nowhere(stream: TextIO) -> None:
+    """Let what is still in a stream's buffer, and what comes, go to /dev/null."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def check_place(path: Path | None, flag: str) -> None:
+    """MachineError where a file that a command is to write in the end has no folder to lie in."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise MachineError(f"cannot write {flag} {path}: {why}")
+
+
+def write_file(path: Path, text: str, append: bool = False) -> None:
+    """Write a file, or add to it; MachineError when it cannot be."""
+    try:
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -109,7 +148,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             # the reader has gone (`| head`): no more output, and no complaint at interpreter exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            lead_nowhere(sys.stdout)
             raise typer.Exit(0) from None
         except (typer.Exit, typer.Abort):
             raise
@@ -118,7 +157,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
                 tell_bug()
                 raise typer.Exit(EXIT_BUG) from None
             say(f"error: {error.filename or 'the output'}: {error.strerror}; free some, or write elsewhere")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+            lead_nowhere(sys.stdout)  # what is buffered has no other place
             raise typer.Exit(EXIT_REFUSED) from None
         except Exception:
             tell_bug()

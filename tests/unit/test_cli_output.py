@@ -1,17 +1,21 @@
 """What every command says and does around its work: output with nowhere to go, interruptions, warnings, notes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pocketllm import SamplingParams
 from pocketllm import __main__ as program
 from pocketllm.cli import generate
 from pocketllm.cli.loading import progress_text
+from pocketllm.cli.main import app
 from pocketllm.engine.backends import select
 from pocketllm.engine.options import EngineOptions
 from tests.parity.tiny_families import TinyFamily, write_family
@@ -56,6 +60,43 @@ def test_closed_standard_streams_lead_nowhere_instead_of_failing() -> None:
     assert (no_output.returncode, no_output.stderr) == (0, "")
     assert no_errors.returncode == 0
     assert json.loads(no_errors.stdout)
+
+
+def left_alone(*words: str, stream: str) -> int:
+    """The exit code of a command whose `stdout` or `stderr` nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as unread:
+        streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: unread}
+        command = [sys.executable, "-m", "pocketllm", *words]
+        return subprocess.run(command, **streams, check=False, timeout=120, env={**os.environ, "CI": "1"}).returncode
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_a_reader_that_leaves_takes_no_verdict_with_it(stream: str, as_json: list[str], tmp_path: Path) -> None:
+    path = write_family(tmp_path / "tiny.gguf", TinyFamily("llama"))
+    verify = ["golden", "verify", "-m", str(path), "--fixtures", str(tmp_path), *as_json]
+
+    assert left_alone(*verify, stream=stream) == 4
+    assert left_alone(*verify, "--no-require", stream=stream) == 0
+    assert left_alone("check", "-m", str(path), "--max-model-len", "99999", *as_json, stream=stream) == 2
+
+
+@pytest.mark.parametrize("words", [["models"], ["--help"], ["bench", "recipes"], ["golden", "verify", "--help"]])
+def test_a_list_or_a_help_page_whose_reader_leaves_is_no_failure(words: list[str]) -> None:
+    assert left_alone(*words, stream="stdout") == 0
+
+
+@pytest.mark.parametrize("place", ["nowhere/golden.xml", ""], ids=["no folder", "a folder"])
+def test_a_file_that_cannot_be_written_in_the_end_is_refused_in_the_beginning(place: str, tmp_path: Path) -> None:
+    junit = str(tmp_path / place)
+    gate = CliRunner().invoke(app, ["bench", "gate", "--junit", junit, "--arms", "a", "--model", "nope.gguf"])
+    verify = CliRunner().invoke(app, ["golden", "verify", "--junit", junit, "--model", "nope.gguf"])
+
+    assert (gate.exit_code, verify.exit_code) == (2, 2)
+    assert gate.stderr.startswith(f"error: cannot write --junit {junit}: ")
+    assert verify.stderr == gate.stderr
 
 
 def test_ctrl_c_while_commands_are_imported_is_one_word_and_130(

@@ -19,7 +19,7 @@ from pocketllm.cli.bench.values import (
     parse_until,
     pick_scenario,
 )
-from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
+from pocketllm.cli.output import EXIT_INTERRUPTED, command, reader_may_leave, say, write_json
 
 if TYPE_CHECKING:
     from pocketllm.bench.run import Settings
@@ -215,10 +215,11 @@ def finish(
             outcome = Run(settings, rig, lambda rig, arm: golden_gate(rig, arm, options), progress).run()
         finally:
             rig.close()
-    if as_json:
-        write_json({**outcome.document, "record": outcome.path.name})
-    else:
-        show(render(outcome.document, paint(), width=columns()))
+    with reader_may_leave():
+        if as_json:
+            write_json({**outcome.document, "record": outcome.path.name})
+        else:
+            show(render(outcome.document, paint(), width=columns()))
     say(f"record: {display(outcome.path)}")
     if on_end is not None:
         on_end(outcome.document)

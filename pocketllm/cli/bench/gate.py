@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.output import command, say
+from pocketllm.cli.output import check_place, command, reader_may_leave, say, write_file
 
 if TYPE_CHECKING:
     from pocketllm.bench.analysis.verdict import Require
@@ -64,6 +64,7 @@ def gate(
     known = [item.value for item in Require]
     if require is not None and require not in known:
         raise OptionError(f"--require {require!r}: known is {', '.join(known)}")
+    check_place(junit, "--junit")
     asked = Require(require) if require else None
     if len(words) == 1 and not words[0].startswith("-"):
         document = recorded(words[0], record_dir)
@@ -85,7 +86,8 @@ def recorded(run_id: str, record_dir: Path | None) -> Mapping[str, Any]:
             f"record {record.run_id} is of kind {record.kind}: a gate reads the verdicts of a bench record"
         )
     check_readable(record.document)
-    typer.echo(render(record.document))
+    with reader_may_leave():
+        typer.echo(render(record.document))
     return {**record.document, "complete": record.complete}
 
 
@@ -123,28 +125,18 @@ def tell(document: Mapping[str, Any], require: "Require | None", junit: Path | N
     from pocketllm.bench.reports.text import render
 
     if junit is not None:
-        write(junit, ci.junit(document, require))
+        write_file(junit, ci.junit(document, require))
     if github is None:
         github = os.environ.get("GITHUB_ACTIONS") == "true"
     if github:
-        for line in ci.annotations(document, require):
-            typer.echo(line)
+        with reader_may_leave():
+            for line in ci.annotations(document, require):
+                typer.echo(line)
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary:
             report = render(document) if document.get("run_id") else ""
-            write(Path(summary), ci.summary(document, require, report), append=True)
+            write_file(Path(summary), ci.summary(document, require, report), append=True)
     code = ci.gate_code(document, require)
     for case in ci.cases(document, require):
         say(f"gate: {case.state}: {case.name}: {case.word}")
     return code
-
-
-def write(path: Path, text: str, append: bool = False) -> None:
-    """Write a file, or add to it; MachineError when it cannot be."""
-    from pocketllm.errors import MachineError
-
-    try:
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror or error}") from error

@@ -106,6 +106,7 @@ def verify(
     from pocketllm.golden.verify import verify as run
 
     check_folder(fixtures)
+    output.check_place(junit, "--junit")
     options = VerifyOptions(
         engine=engine_options(
             model=model,
@@ -130,7 +131,8 @@ def verify(
         record_dir=record_dir,
     )
     report = run(options, lambda row: output.say(f"{row.case} {row.path} {row.check}: {row.outcome.word}"))
-    tell(report, as_json)
+    with output.reader_may_leave():
+        tell(report, as_json)
     tell_ci(report, junit, github, options.require, options.strict_ties)
     raise typer.Exit(report.exit_code)
 
@@ -172,24 +174,14 @@ def tell_ci(report: "Report", junit: Path | None, github: bool | None, require: 
     from pocketllm.golden.reports import ci
 
     if junit is not None:
-        write(junit, ci.junit(report, require, strict_ties))
+        output.write_file(junit, ci.junit(report, require, strict_ties))
     if github is None:
         github = os.environ.get("GITHUB_ACTIONS") == "true"
     if not github:
         return
-    for line in ci.annotations(report, require, strict_ties):
-        typer.echo(line)
+    with output.reader_may_leave():
+        for line in ci.annotations(report, require, strict_ties):
+            typer.echo(line)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        write(Path(summary), ci.summary(report, require, strict_ties), append=True)
-
-
-def write(path: Path, text: str, append: bool = False) -> None:
-    """Write a file, or add to it; MachineError when it cannot be."""
-    from pocketllm.errors import MachineError
-
-    try:
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror or error}") from error
+        output.write_file(Path(summary), ci.summary(report, require, strict_ties), append=True)

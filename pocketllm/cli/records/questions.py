@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.output import say, write_json
+from pocketllm.cli.output import reader_may_leave, say, write_json
 from pocketllm.cli.records.flags import AsJson, Id, RecordDir
 
 if TYPE_CHECKING:
@@ -182,12 +182,13 @@ def verify(
     paths = [path_of(run_id, record_dir) for run_id in run_ids] if run_ids else all_paths(record_dir)
     findings = [check(path, rules_sha256(), differences) for path in paths]
     bad = [finding for finding in findings if finding.faults]
-    if as_json:
-        write_json([as_dict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            for line in finding_lines(finding):
-                typer.echo(line)
+    with reader_may_leave():
+        if as_json:
+            write_json([as_dict(finding) for finding in findings])
+        else:
+            for finding in findings:
+                for line in finding_lines(finding):
+                    typer.echo(line)
     say(f"{len(findings) - len(bad)} of {len(findings)} records are whole" if findings else "no records here")
     if bad:
         raise typer.Exit(1)
