@@ -23,8 +23,11 @@ SPLIT_STAGES, SPLIT_WARPS = 3, 8
 UNDER_WAY_BYTES = 1 << 16
 """Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
-MERGED_AT_ONCE = 32
+MERGED_AT_ONCE = 16
 """Splits; part of the numerics version too."""
+WHOLE = 2
+"""Splits' worth of keys that one program takes where sequences are several, if a sequence has no more: two programs and
+what puts them together take longer. Part of the numerics version too."""
 ROTATIONS = {None: 0, RopeLayout.ADJACENT: 1, RopeLayout.HALF_SPLIT: 2}
 
 
@@ -149,9 +152,9 @@ def attend_singles(
         *((out, out) if halves is None else (halves.words, halves.marks)),
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
-        HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT, TILE=SPLIT_TILE,
-        AT_ONCE=MERGED_AT_ONCE, STAGES=stages, HAS_NEW=new is not None, HAS_HALVES=halves is not None,
-        IS_FULL=units * UNIT == out.shape[1], **constants, num_warps=SPLIT_WARPS,
+        HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
+        WHOLE=SPLIT if singles == 1 else WHOLE * SPLIT, TILE=SPLIT_TILE, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
+        HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants, num_warps=SPLIT_WARPS,
     )  # fmt: skip
 
 

@@ -168,15 +168,16 @@ def split_kernel(
     out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq,
     scale, softcap, window, units,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
-    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-    AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
+    V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    TILE: tl.constexpr, AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr,
     HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's keys against the GROUP query heads of one key head; the last program to finish of
     those that share a sequence and key head puts their results together.
 
-    HAS_NEW: the token's own key and value come from k and v, and the last split writes them into the cache.
+    A split has SPLIT keys, or all of a sequence that has no more than WHOLE, at least SPLIT. HAS_NEW: the token's own
+    key and value come from k and v, and the last split writes them into the cache.
     parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp;
     arrivals: int32 [sequences, key heads], 0 before and after.
     """
@@ -187,8 +188,11 @@ def split_kernel(
     low = 0
     if HAS_WINDOW:
         low = tl.maximum(length - window, 0)
-    end = tl.minimum((split + 1) * SPLIT, length)
-    if tl.maximum(split * SPLIT, low) < end:
+    size = SPLIT
+    if WHOLE > SPLIT:
+        size = tl.where(length > WHOLE, SPLIT, WHOLE)
+    end = tl.minimum((split + 1) * size, length)
+    if tl.maximum(split * size, low) < end:
         g = tl.arange(0, ROWS)[:, None]
         own = read_heads(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
@@ -205,10 +209,10 @@ def split_kernel(
             )  # fmt: skip
             place = tl.load(slots + token).to(tl.int64) * kv_heads + head
         row = tl.arange(0, ROWS)  # a sink is in the first split
-        has_sink = (row < GROUP) & (row * 0 + split == low // SPLIT)
+        has_sink = (row < GROUP) & (row * 0 + split == low // size)
         largest, total = opened(sinks, head * GROUP + row, has_sink, ROWS, HAS_SINKS)
         acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
-        start = tl.maximum(split * SPLIT, low // TILE * TILE)
+        start = tl.maximum(split * size, low // TILE * TILE)
         block = block_of(own_table, start + tl.arange(0, TILE), cached, BLOCK)
         for first in tl.range(start, cached, TILE, num_stages=STAGES):
             own_block = block  # known before its keys are asked for, so that several tiles are on their way
@@ -229,7 +233,7 @@ def split_kernel(
             total = total * shrink + own_weight
             acc = acc * shrink[:, None] + own_weight[:, None] * new_value.to(tl.float32)
             largest = new
-        first_split, last_split = low // SPLIT, tl.cdiv(length, SPLIT)
+        first_split, last_split = low // size, tl.cdiv(length, size)
         if last_split - first_split == 1:
             write_attended(
                 acc, total, out, out_halves, out_marks, token, head, kv_heads, units, GROUP, V_DIM, V_BLOCK,
@@ -237,7 +241,7 @@ def split_kernel(
             )  # fmt: skip
         else:
             e = tl.arange(0, V_BLOCK)[None, :]
-            base = (number * kv_heads + head) * GROUP
+            base = (number * kv_heads + head).to(tl.int64) * GROUP
             to = (base + g) * num_splits + split
             tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
             tl.store(marks + to * 2, largest[:, None], mask=g < GROUP)
