@@ -154,7 +154,8 @@ def attend_singles(
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
         WHOLE=SPLIT if singles == 1 else WHOLE * SPLIT, TILE=SPLIT_TILE, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
-        HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants, num_warps=SPLIT_WARPS,
+        HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
+        num_warps=SPLIT_WARPS,
     )  # fmt: skip
 
 
