@@ -46,6 +46,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+OF_OLMO_3 = {
+    "full_attention": {**YARN, "attention_factor": 1.3},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 16,
@@ -74,6 +78,10 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", {**WITHOUT_HEAD_DIM, "num_hidden_layers": 5}),
     "olmo2": ("Olmo2", WITHOUT_HEAD_DIM),
+    "olmo3": (
+        "Olmo3",
+        {**WITHOUT_HEAD_DIM, "num_hidden_layers": 5, "sliding_window": 8, "rope_parameters": OF_OLMO_3},
+    ),
     "gemma2": ("Gemma2", {**DENSE, "query_pre_attn_scalar": 24, "sliding_window": 8}),
     "qwen3moe": ("Qwen3Moe", {**DENSE, **EXPERTS, "norm_topk_prob": True}),
     "qwen3moe_biases": ("Qwen3Moe", {**DENSE, **EXPERTS, "norm_topk_prob": False, "attention_bias": True}),

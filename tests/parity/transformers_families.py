@@ -68,6 +68,9 @@ SPECS: Mapping[str, TinyFamily] = {
         },
         tied=False,
     ),
+    "gemma3_scale_cap": TinyFamily(
+        "gemma3", 19, {"attention.sliding_window": 7, "attention.scale": 0.125, "final_logit_softcapping": 2.0}
+    ),
     "qwen3moe_three_of_five": TinyFamily(
         "qwen3moe",
         29,
@@ -75,6 +78,17 @@ SPECS: Mapping[str, TinyFamily] = {
     ),
     "smollm3": TinyFamily("smollm3", 28, {"block_count": 5}),
     "olmo2_one_key_head": TinyFamily("olmo2", 27, {"attention.head_count_kv": 1, "rope.freq_base": 5e5}),
+    "olmo3": TinyFamily(
+        "olmo2",
+        20,
+        {
+            **YARN,
+            "rope.scaling.yarn_attn_factor": 1.5,
+            "block_count": 5,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [True, True, False, True, False],
+        },
+    ),
 }
 """Checkpoints whose logits are committed as oracles/<name>.npz."""
 
@@ -84,6 +98,7 @@ CLASSES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "qwen3moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM"),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
@@ -114,7 +129,8 @@ def load_model(path: Path) -> Any:
     architecture = contents.keys["general.architecture"]
     if architecture == "llama":
         return load_llama(path)
-    config_class, model_class = (getattr(transformers, name) for name in CLASSES[architecture])
+    kind = "olmo3" if "olmo2.attention.sliding_window" in contents.keys else architecture
+    config_class, model_class = (getattr(transformers, name) for name in CLASSES[kind])
     config = config_class(**arguments(architecture, contents))
     with torch.device("meta"):
         model = model_class(config)
@@ -169,18 +185,20 @@ def arguments(architecture: str, contents: GGUFContents) -> dict[str, Any]:
             "moe_intermediate_size": key("expert_feed_forward_length"),
             "norm_topk_prob": key("expert_weights_norm", True),
         }
-    if not architecture.startswith("gemma"):
+    if key("attention.sliding_window") is None:
         return found
-    period = 2 if architecture == "gemma2" else 6
+    period = {"gemma2": 2, "gemma3": 6, "olmo2": 4}[architecture]
     pattern = key("attention.sliding_window_pattern", [bool((layer + 1) % period) for layer in range(layers)])
     found |= {
-        "query_pre_attn_scalar": hidden // heads if layers == SIZE_OF_27B[architecture] else head_dim,
+        "query_pre_attn_scalar": hidden // heads if layers == SIZE_OF_27B.get(architecture) else head_dim,
         "sliding_window": key("attention.sliding_window"),
         "layer_types": ["sliding_attention" if local else "full_attention" for local in pattern],
         "attn_logit_softcapping": key("attn_logit_softcapping"),
         "final_logit_softcapping": key("final_logit_softcapping"),
     }
-    if architecture == "gemma3":
+    if key("attention.scale") is not None:
+        found["query_pre_attn_scalar"] = round(key("attention.scale") ** -2)
+    if architecture != "gemma2":
         local = {"rope_type": "default", "rope_theta": key("rope.freq_base_swa", 10000.0)}
         found["rope_parameters"] = {"full_attention": found["rope_parameters"], "sliding_attention": local}
     return found
@@ -193,6 +211,7 @@ def rope_parameters(key: Any) -> dict[str, Any]:
         found["factor"] = key("rope.scaling.factor")
     if found["rope_type"] == "yarn":
         found["original_max_position_embeddings"] = key("rope.scaling.original_context_length")
+        found["attention_factor"] = key("rope.scaling.yarn_attn_factor")
     return found
 
 

@@ -79,7 +79,6 @@ def test_a_header_that_asks_for_something_else_is_refused_with_the_key(
     [
         ("qwen2", "attention.sliding_window", 64),
         ("qwen3", "attention.sliding_window", 64),
-        ("olmo2", "attention.sliding_window", 64),
         ("smollm3", "attention.sliding_window", 64),
         ("qwen3moe", "expert_gating_func", 2),
         ("qwen3moe", "expert_shared_count", 1),

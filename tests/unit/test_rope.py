@@ -65,6 +65,14 @@ def test_the_files_attention_factor_multiplies_what_yarn_implies() -> None:
     assert rope_magnitude(spec(scaling__attn_factor=0.5)) == 0.5
 
 
+def test_what_a_file_says_of_yarn_stands_for_what_its_factor_implies() -> None:
+    yarn = {"scaling__type": "yarn", "scaling__factor": 8.0, "scaling__yarn_attn_factor": 0.7}
+
+    assert rope_magnitude(spec(**yarn)) == pytest.approx(0.7)
+    assert rope_magnitude(spec(**yarn, scaling__attn_factor=0.5)) == pytest.approx(0.35)
+    assert rope_magnitude(spec(**{**yarn, "scaling__type": "linear"})) == 1.0
+
+
 def test_a_ramp_of_no_width_divides_nothing_by_zero() -> None:
     keys = {"scaling__type": "yarn", "scaling__factor": 4.0, "scaling__original_context_length": 2}
 

@@ -39,6 +39,8 @@ class RopeSpec:
     """YaRN: those that turn at most this often are interpolated."""
     rounds_ramp: bool = True
     """YaRN: whether the ramp between begins and ends at whole pairs, as in the paper's code."""
+    yarn_magnitude: float | None = None
+    """YaRN: what the file says that cos and sin are multiplied by instead of what its factor implies."""
 
 
 def read_rope(header: HeaderReader, dim: int, context_length: int) -> RopeSpec:
@@ -53,6 +55,7 @@ def read_rope(header: HeaderReader, dim: int, context_length: int) -> RopeSpec:
         attention_factor=header.positive("rope.scaling.attn_factor", 1.0),
         beta_fast=header.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=header.positive("rope.scaling.yarn_beta_slow", 1.0),
+        yarn_magnitude=header.positive_or_none("rope.scaling.yarn_attn_factor"),
     )
 
 
@@ -98,8 +101,12 @@ def yarn_kept_share(spec: RopeSpec) -> Float64Array:
     return np.asarray(1.0 - interpolated)
 
 
-def rope_magnitude(spec: RopeSpec) -> float:
-    """What cos and sin are multiplied by: YaRN's 0.1 ln(factor) + 1, times the file's own attention factor."""
+def rope_magnitude(spec: RopeSpec, log_multiplier: float = 0.1) -> float:
+    """What cos and sin are multiplied by: YaRN's 1 + multiplier · ln(factor), times the file's own attention factor.
+
+    What a file says that YaRN multiplies by stands for what its factor implies.
+    """
     if spec.scaling != "yarn" or spec.factor <= 1.0:
         return spec.attention_factor
-    return spec.attention_factor * (1.0 + 0.1 * math.log(spec.factor))
+    implied = 1.0 + log_multiplier * math.log(spec.factor)
+    return spec.attention_factor * (spec.yarn_magnitude or implied)

@@ -164,7 +164,7 @@ def rotary(rope: Config, *, rounds_ramp: bool = True) -> dict[str, Any]:
         raise CheckpointError(f"config.json: rope_type {kind!r:.40} is not known; known: default, linear, llama3, yarn")
     keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
     if kind == "yarn":
-        keys["rope.scaling.attn_factor"] = _magnitude(rope) / _yarn_magnitude(rope.number("factor"))
+        keys |= _magnitude(rope)
         if rope.values.get("truncate", True) is not rounds_ramp:
             raise CheckpointError(
                 f"config.json: truncate is {not rounds_ramp}, but only {rounds_ramp} is computed here"
@@ -175,20 +175,15 @@ def rotary(rope: Config, *, rounds_ramp: bool = True) -> dict[str, Any]:
     return keys
 
 
-def _yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by, so far as nothing else is said (arXiv 2309.00071)."""
-    return 1.0 + 0.1 * scale * math.log(factor) if factor > 1.0 else 1.0
-
-
-def _magnitude(rope: Config) -> float:
-    """What a config says on it: itself, or as a quotient of two, as DeepSeek has it."""
-    factor = rope.number("factor")
+def _magnitude(rope: Config) -> dict[str, float]:
+    """What YaRN multiplies cos and sin by, where it is said: itself, or as a quotient of two, as DeepSeek has it."""
     if rope.values.get("attention_factor") is not None:
-        return rope.number("attention_factor")
-    if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
-        over, under = (rope.number(name) for name in ("mscale", "mscale_all_dim"))
-        return _yarn_magnitude(factor, over) / _yarn_magnitude(factor, under)
-    return _yarn_magnitude(factor)
+        return {"rope.scaling.yarn_attn_factor": rope.number("attention_factor")}
+    if not (rope.values.get("mscale") and rope.values.get("mscale_all_dim")):
+        return {}
+    grown = max(0.1 * math.log(rope.number("factor")), 0.0)
+    over, under = (1.0 + grown * rope.number(name) for name in ("mscale", "mscale_all_dim"))
+    return {"rope.scaling.yarn_attn_factor": over / under}
 
 
 def around(rename: Compute | None = None) -> dict[str, Rule]:

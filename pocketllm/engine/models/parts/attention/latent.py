@@ -81,7 +81,7 @@ class LatentShape:
     @property
     def magnitude(self) -> float:
         """What cos and sin are multiplied by."""
-        return self.rope.attention_factor if self.log_multiplier else rope_magnitude(self.rope)
+        return rope_magnitude(self.rope, log_multiplier=0.0 if self.log_multiplier else 0.1)
 
 
 def read_latent_shape(header: HeaderReader, vocab_size: int = 0) -> LatentShape:

@@ -1,4 +1,6 @@
-"""Olmo2ForCausalLM: names alone differ; norms come after each half of a block."""
+"""Olmo2ForCausalLM and Olmo3ForCausalLM: names alone differ; norms come after each half of a block."""
+
+from typing import Any
 
 from pocketllm.engine.weights.huggingface.rules import (
     ATTENTION,
@@ -10,12 +12,13 @@ from pocketllm.engine.weights.huggingface.rules import (
     around,
     decoder,
     layers,
+    local_layers,
     merged,
     prefixed,
     rotary,
 )
 
-MODEL_TYPES = ("olmo2",)
+MODEL_TYPES = ("olmo2", "olmo3")
 ARCHITECTURE = "olmo2"
 NORMS = {
     "post_attention_layernorm": Rule("post_attention_norm"),
@@ -27,5 +30,22 @@ NORMS = {
 def read(config: Config) -> Mapped:
     """Keys and names."""
     config.require("hidden_act", "silu")
-    keys = decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, rotary(config.rope()))
-    return Mapped(keys, around() | layers(config, merged(ATTENTION, FEED_FORWARD, NORMS)))
+    keys = rotary(config.rope("full_attention"))
+    if config.values.get("model_type") == "olmo3":
+        keys |= windows(config)
+    rules = around() | layers(config, merged(ATTENTION, FEED_FORWARD, NORMS))
+    return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules)
+
+
+def windows(config: Config) -> dict[str, Any]:
+    """What three of four layers see, unless the config says which, and how those rotate: never scaled."""
+    found = {
+        "attention.sliding_window": config.count("sliding_window", 4096),
+        "attention.sliding_window_pattern": local_layers(config, period=4),
+    }
+    said = config.values.get("rope_parameters")
+    if isinstance(said, dict) and isinstance(said.get("sliding_attention"), dict):
+        local = config.rope("sliding_attention")
+        local.require("rope_type", "default")
+        found["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
+    return found
