@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pocketllm.bench.schedule import (
+    MAX_BLOCKS,
     MAX_BUDGET_BLOCKS,
     MIN_BLOCKS,
     SHORT_BURNIN,
@@ -49,6 +50,8 @@ class Wish:
             return default_blocks(self.num_arms, self.starts) if self.until is None else most
         if self.blocks < MIN_BLOCKS:
             raise OptionError(f"--blocks {self.blocks} is below {MIN_BLOCKS}, the fewest that can be judged")
+        if self.blocks > MAX_BLOCKS:
+            raise OptionError(f"--blocks {self.blocks} is above {MAX_BLOCKS}, more than anybody waits for")
         return whole_row_sets(self.blocks, self.num_arms, self.starts)
 
     def fit(self, costs: Costs, burnin: float, spent_s: float) -> Fitted:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 DEFAULT_BLOCKS = 12
 MIN_BLOCKS = 7
 MAX_BUDGET_BLOCKS = 48
+MAX_BLOCKS = 100_000
+"""A run of as many takes a day at the least; more are a slip."""
 MAX_REQUESTS = 5
 SLOT_SECONDS = 1.0
 """A slot shorter than this gets more requests, if the time is there."""

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -284,6 +285,14 @@ def test_a_key_file_that_is_missing_or_an_empty_variable_is_refused(tmp_path: Pa
         read_api_keys(tmp_path / "none", None)
     with pytest.raises(OptionError, match="POCKETLLM_API_KEY"):
         read_api_keys(None, " , ")
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"), [({"host": " "}, "--host is empty"), ({"max_body_bytes": 0}, "--max-body-bytes 0 must be")]
+)
+def test_settings_that_mean_nothing_are_refused_by_their_flag(said: dict[str, Any], flag: str) -> None:
+    with pytest.raises(OptionError, match=f"^{flag}"):
+        ServerSettings(**said)
 
 
 def test_settings_do_not_show_their_keys() -> None:

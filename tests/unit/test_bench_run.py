@@ -527,9 +527,11 @@ def test_scenarios_are_the_files_of_their_folder() -> None:
         find_scenario("everything")
 
 
-def test_too_few_blocks_are_refused_not_raised_silently() -> None:
+def test_too_few_and_far_too_many_blocks_are_refused_not_changed_silently() -> None:
     with pytest.raises(OptionError, match="--blocks 6 is below 7"):
         Wish(3, blocks=6).planned_blocks()
+    with pytest.raises(OptionError, match="--blocks 999999999 is above 100000"):
+        Wish(3, blocks=999_999_999).planned_blocks()
 
 
 def test_durations_are_for_people() -> None:

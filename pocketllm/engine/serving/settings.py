@@ -129,10 +129,12 @@ class ServerSettings:
     shutdown_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise OptionError("--host is empty: 127.0.0.1 is this machine alone, 0.0.0.0 every address that it has")
         if not 0 <= self.port <= 65535:
             raise OptionError(f"--port {self.port} must be between 0 (any free port) and 65535")
         if self.max_body_bytes < 1:
-            raise OptionError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
+            raise OptionError(f"--max-body-bytes {self.max_body_bytes} must be at least 1")
         if not 0 <= self.shutdown_timeout_s < float("inf"):
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s} must be 0 or more seconds")
         if not 0 < self.body_timeout_s < float("inf"):
