@@ -102,6 +102,13 @@ PACKED = {**DENSE, "hidden_size": 192, "intermediate_size": 320, "head_dim": 64,
 SIZED_FOR_BLOCKS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "packed": ("Llama", PACKED),
     "packed_experts": ("Qwen3Moe", {**PACKED, **EXPERTS, "moe_intermediate_size": 64}),
+    "packed_qwen2": ("Qwen2", {**WITHOUT_HEAD_DIM, "hidden_size": 256, "intermediate_size": 320}),
+    "packed_qwen3": ("Qwen3", PACKED),
+    "packed_gemma3": ("Gemma3", {**PACKED, "query_pre_attn_scalar": 64, "sliding_window": 8}),
+    "packed_qwen35": (
+        "Qwen3_5",
+        {**PACKED, **DELTA, "num_hidden_layers": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    ),
 }
 TEXT_OF = {"gemma3": "gemma3_text", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"}
 """`model_type` of the text part of models that see images."""

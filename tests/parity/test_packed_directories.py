@@ -35,6 +35,19 @@ def test_logits_of_packed_weights_agree_with_transformers(kind: str, tmp_path: P
         assert nmse(got, logits_of(model, IDS)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["fp8 tiles", "mxfp4", "nvfp4 divided"])
+@pytest.mark.parametrize("name", ["packed_qwen2", "packed_qwen3", "packed_gemma3", "packed_qwen35"])
+def test_logits_of_other_families_packed_weights_agree_with_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    folder, model = write_directory(tmp_path / name, name, torch.bfloat16)
+    model = pack_directory(folder, model, kind)
+    driver = Driver(folder)
+    [got] = driver.run([IDS], chunks(len(IDS), 7))
+
+    packed = {tensor.quant_type for tensor in driver.checkpoint.tensors.values()}
+    assert packed == {"BF16", "F32", TYPES[kind]}
+    assert nmse(got, logits_of(model, IDS)) <= TOLERANCE
+
+
 def test_modules_that_are_left_out_are_plain_matrices_beside_packed_ones(tmp_path: Path) -> None:
     folder, model = write_directory(tmp_path / "packed", "packed", torch.bfloat16)
     model = pack_directory(folder, model, "fp8 tiles", kept=("layers.1.", "o_proj"))
