@@ -5,14 +5,14 @@ from importlib.util import find_spec
 import pytest
 
 from pocketllm.engine.backends.cuda.device import OPS
-from pocketllm.engine.models.families import deepseek2, xing4_0
+from pocketllm.engine.models.families import deepseek2, glm_dsa, xing4_0
 from tests.cuda.interpreter import in_interpreter
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
 
 
 @needs_triton
-@pytest.mark.parametrize("part", ["heads", "attention", "streams", "oracles=deepseek_v2"])
+@pytest.mark.parametrize("part", ["heads", "attention", "selection", "streams", "oracles=deepseek_v2"])
 def test_latent_attention_agrees_with_the_reference_whatever_was_in_memory_and_every_time(part: str) -> None:
     answer = in_interpreter("tests.cuda.latent", part, timeout_s=240)
 
@@ -23,11 +23,14 @@ def test_latent_attention_agrees_with_the_reference_whatever_was_in_memory_and_e
 @needs_triton
 @pytest.mark.full
 def test_more_models_with_latents_give_the_logits_of_their_oracles() -> None:
-    answer = in_interpreter("tests.cuda.latent", "oracles=deepseek_v3,xing4_f32,xing4_iq4_nl", timeout_s=600)
+    answer = in_interpreter(
+        "tests.cuda.latent", "oracles=deepseek_v3,xing4_f32,xing4_iq4_nl,glm_moe_dsa", timeout_s=600
+    )
 
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_families_with_latents_run_there() -> None:
     assert deepseek2.FAMILY.capability.required_ops <= OPS
+    assert glm_dsa.FAMILY.capability.required_ops <= OPS
     assert xing4_0.FAMILY.capability.required_ops <= OPS

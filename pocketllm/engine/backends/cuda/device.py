@@ -21,7 +21,7 @@ OPS = frozenset(
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
     | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "sink_attention"}
     | {"sigmoid_mul", "mul", "scale", "columns"}
-    | {"new_latent_cache", "store_latent", "latent_attention", "project_heads"}
+    | {"new_latent_cache", "store_latent", "latent_attention", "project_heads", "select_keys", "layer_norm"}
     | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
     | {"new_states", "copy_states", "causal_conv", "gated_delta", "hadamard"}
 )

@@ -21,8 +21,9 @@ from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
-from pocketllm.engine.backends.cuda.latent.ops import LatentOps
+from pocketllm.engine.backends.cuda.layers.latent.ops import LatentOps
 from pocketllm.engine.backends.cuda.layers.recurrent.ops import RecurrentOps
+from pocketllm.engine.backends.cuda.layers.streams.ops import StreamOps
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
@@ -42,7 +43,6 @@ from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, P
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
-from pocketllm.engine.backends.cuda.streams.ops import StreamOps
 
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels.several import AT_ONCE
-from pocketllm.engine.backends.cuda.latent.kernels.heads import heads_product_kernel
+from pocketllm.engine.backends.cuda.layers.latent.kernels.heads import heads_product_kernel
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import TO_FEW, TO_MANY, Groups, gather, room_for
 from pocketllm.engine.backends.cuda.mixtures.layer import product

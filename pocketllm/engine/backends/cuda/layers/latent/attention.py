@@ -10,16 +10,17 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import LatentAttentionSpec
 from pocketllm.engine.backends.cuda.attention import ROTATIONS, Heads
-from pocketllm.engine.backends.cuda.latent.kernels import attention as kernels
+from pocketllm.engine.backends.cuda.layers.latent.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.steps.batch import TILE_QUERIES, DeviceBatch
 
 SPLIT, MOST_SPLITS = (256, 512), (128, 64)
 """Keys in a split at least, and splits at most: of a single row, and of several; part of the numerics version."""
-TILE = 64
-"""Cached rows that are multiplied at once; part of the numerics version."""
-COLUMNS = 32
-"""Heads, or heads of some tokens, that a program has at most."""
-STAGES, WARPS = 2, 4
+TILE, WIDE_TILE = 32, 16
+"""Cached rows that are multiplied at once, and of those in float32, for which shared memory is too small; part of the
+numerics version."""
+LINES = 16
+"""Heads, or heads of some tokens, that a program has: rows of an instruction of the tensor cores."""
+STAGES, WARPS = 3, 4
 MERGED_AT_ONCE, MERGED_VALUES = 16, 128
 
 
@@ -88,13 +89,14 @@ class Launch:
         self._q = q_latent, x, angles, rows
         self._strides = q_latent.stride(0), x.stride(0)
         self._spec, self._out, self._num_freq = spec, out, num_freq
-        self._heads = min(COLUMNS, triton.next_power_of_2(spec.num_heads))
+        self._heads = min(LINES, triton.next_power_of_2(spec.num_heads))
         self._groups = -(-spec.num_heads // self._heads)
+        is_wide = rows.element_size() > 2
         self._constants: dict[str, Any] = {
             "RANK": spec.rank, "R_BLOCK": max(16, triton.next_power_of_2(spec.rank)), "ROPE": spec.rope_dim,
-            "P_BLOCK": max(16, triton.next_power_of_2(spec.rope_dim)), "BLOCK": rows.shape[1], "TILE": TILE,
-            "STAGES": STAGES, "ROTATION": ROTATIONS[q_rope.layout], "num_warps": WARPS,
-            "PRECISION": "tf32x3" if rows.dtype == torch.float32 else "tf32",
+            "P_BLOCK": max(16, triton.next_power_of_2(spec.rope_dim)), "BLOCK": rows.shape[1],
+            "TILE": WIDE_TILE if is_wide else TILE, "STAGES": 1 if is_wide else STAGES,
+            "ROTATION": ROTATIONS[q_rope.layout], "PRECISION": "tf32x3" if is_wide else "tf32", "num_warps": WARPS,
         }  # fmt: skip
 
     def singles(
@@ -114,26 +116,24 @@ class Launch:
         if splits > 1:
             parts = torch.empty(*shape, spec.rank, dtype=torch.float32, device=out.device)
             marks = torch.empty(*shape, 2, dtype=torch.float32, device=out.device)
-        cut = {"LEAST": least, "MOST": most, "HAS_SELECTION": has_selection}
         kernels.latent_kernel[(self._groups, splits, count)](
             *self._q, table, lengths, lengths, seqs, tokens, parts, marks, out, *self._strides, table.stride(0),
-            spec.num_heads, self._groups, splits, self._num_freq, spec.scale,
-            HEADS=max(16, self._heads), QUERIES=1, ARE_SINGLE=True, **cut, **self._constants,
+            spec.num_heads, self._groups, splits, least, most, self._num_freq, spec.scale,
+            HEADS=LINES, QUERIES=1, ARE_SINGLE=True, HAS_SELECTION=has_selection, **self._constants,
         )  # fmt: skip
         if splits > 1:
             chunk = min(MERGED_VALUES, triton.next_power_of_2(spec.rank))
             kernels.merge_kernel[(-(-spec.rank // chunk), spec.num_heads, count)](
-                parts, marks, lengths, seqs, tokens, out, spec.num_heads, splits,
-                RANK=spec.rank, CHUNK=chunk, AT_ONCE=MERGED_AT_ONCE, **cut, num_warps=4,
+                parts, marks, lengths, seqs, tokens, out, spec.num_heads, splits, least, most,
+                RANK=spec.rank, CHUNK=chunk, AT_ONCE=MERGED_AT_ONCE, HAS_SELECTION=has_selection, num_warps=4,
             )  # fmt: skip
 
     def tiles(self, batch: DeviceBatch) -> None:
         """Sequences with more tokens: some tokens with some heads at a time."""
-        queries = max(16, COLUMNS) // self._heads
+        queries = LINES // self._heads
         kernels.latent_kernel[(self._groups * (TILE_QUERIES // queries), 1, len(batch.tile_seqs))](
             *self._q, batch.block_table, batch.seq_lens, batch.query_start_loc, batch.tile_seqs, batch.tile_firsts,
             self._out, self._out, self._out, *self._strides, batch.block_table.stride(0), self._spec.num_heads,
-            self._groups, 1, self._num_freq, self._spec.scale,
-            HEADS=self._heads, QUERIES=queries, LEAST=TILE, MOST=1, ARE_SINGLE=False, HAS_SELECTION=False,
-            **self._constants,
+            self._groups, 1, 1, 1, self._num_freq, self._spec.scale,
+            HEADS=self._heads, QUERIES=queries, ARE_SINGLE=False, HAS_SELECTION=False, **self._constants,
         )  # fmt: skip

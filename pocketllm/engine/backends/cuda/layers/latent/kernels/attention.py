@@ -1,8 +1,8 @@
 """Attention of many heads over one cached row a token, whose first values are key and value, and the rest a key.
 
-Keys lie along the first axis of scores, and queries, as many as fit, along the second: so a tile of cached rows is what
-the tensor cores take from shared memory for both products, read once for all heads of a program, and a few heads fill
-an instruction. Softmax in running form (Dao et al. 2022, arXiv 2205.14135), in splits where a sequence has one token.
+A program has as many heads as an instruction of the tensor cores has rows: their queries stay in registers, and a tile
+of cached rows in shared memory is the right operand of both products. Softmax in running form (Dao et al. 2022, arXiv
+2205.14135), in splits where a sequence has one token.
 """
 
 import triton
@@ -11,12 +11,15 @@ import triton.language as tl
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 
+NUMBERS = ("heads", "groups", "num_splits", "least", "most", "num_freq", "table_stride")
+"""What no kernel is compiled for again."""
+
 
 @triton.jit
-def split_size(length, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """Keys in a split: LEAST, doubled until there are no more than MOST splits; a sequence's own length tells."""
-    size = tl.full([], LEAST, tl.int32)
-    while size * MOST < length:
+def split_size(length, least, most):
+    """Keys in a split: the least, doubled until there are no more than `most` splits; a length of its own tells."""
+    size = least
+    while size * most < length:
         size *= 2
     return size
 
@@ -29,12 +32,13 @@ def slots_at(table, position, is_in, BLOCK: tl.constexpr, HAS_SELECTION: tl.cons
     return tl.load(table + position // BLOCK, mask=is_in, other=0) * BLOCK + position % BLOCK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def latent_kernel(
     q_latent, q_rope, angles, rows, table, lengths, starts, seqs, places, parts, marks, out,
-    latent_stride, rope_stride, table_stride, heads, groups, num_splits, num_freq, scale,
+    latent_stride, rope_stride, table_stride, heads, groups, num_splits, least, most,
+    num_freq, scale,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, R_BLOCK: tl.constexpr, ROPE: tl.constexpr,
-    P_BLOCK: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+    P_BLOCK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, ROTATION: tl.constexpr, ARE_SINGLE: tl.constexpr, HAS_SELECTION: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -47,23 +51,23 @@ def latent_kernel(
     """
     wait()
     group, split, number = tl.program_id(0) % groups, tl.program_id(1), tl.program_id(2)
-    column = tl.arange(0, QUERIES * HEADS)
-    head = group * HEADS + column % HEADS
+    line = tl.arange(0, QUERIES * HEADS)
+    head = group * HEADS + line % HEADS
     if ARE_SINGLE:
         if HAS_SELECTION:
-            seq, token = number, column * 0 + number
+            seq, token = number, line * 0 + number
         else:
-            seq, token = tl.load(seqs + number), column * 0 + tl.load(places + number)
+            seq, token = tl.load(seqs + number), line * 0 + tl.load(places + number)
         length = tl.load(lengths + seq)
         is_row = head < heads
-        size = split_size(length, LEAST, MOST)
+        size = split_size(length, least, most)
         first, end = split * size, tl.minimum((split + 1) * size, length)
-        own_position = column * 0 + length
+        own_position = line * 0 + length
     else:
         seq = tl.load(seqs + number)
         start, stop, length = tl.load(starts + seq), tl.load(starts + seq + 1), tl.load(lengths + seq)
         query = tl.load(places + number) + tl.program_id(0) // groups * QUERIES
-        row = query + column // HEADS
+        row = query + line // HEADS
         token = start + row
         is_row = (head < heads) & (row < stop - start)
         own_position = length - (stop - start) + row
@@ -73,59 +77,57 @@ def latent_kernel(
         r = tl.arange(0, R_BLOCK)[None, :]
         at = token.to(tl.int64)[:, None] * latent_stride + head[:, None] * RANK
         q = tl.load(q_latent + at + r, mask=is_row[:, None] & (r < RANK), other=0.0)
-        q = tl.trans(q.to(rows.dtype.element_ty))
+        q = q.to(rows.dtype.element_ty)
         if ROPE > 0:
             at = token.to(tl.int64)[:, None] * rope_stride + head[:, None] * ROPE
             turned = read_heads(
                 q_rope, at, token[:, None], is_row[:, None], q_rope, 0.0, angles, num_freq,
                 ROPE, P_BLOCK, False, ROTATION,
             )  # fmt: skip
-            turned = tl.trans(turned.to(rows.dtype.element_ty))
+            turned = turned.to(rows.dtype.element_ty)
         own_table = table + seq.to(tl.int64) * table_stride
         largest = tl.full([QUERIES * HEADS], -1e30, tl.float32)
         total = tl.zeros([QUERIES * HEADS], tl.float32)
-        acc = tl.zeros([R_BLOCK, QUERIES * HEADS], tl.float32)
+        acc = tl.zeros([QUERIES * HEADS, R_BLOCK], tl.float32)
         key = tl.arange(0, TILE)
         slot = slots_at(own_table, first + key, first + key < end, BLOCK, HAS_SELECTION)
         for begin in tl.range(first, end, TILE, num_stages=STAGES):
             position, own_slot = begin + key, slot
-            is_in = (position < end)[:, None]
+            is_in = position < end
             ahead = position + TILE  # known before its rows are asked for, so that several tiles are on their way
             slot = slots_at(own_table, ahead, ahead < end, BLOCK, HAS_SELECTION)
-            at = rows + own_slot.to(tl.int64)[:, None] * (RANK + ROPE)
-            some = tl.load(at + r, mask=is_in & (r < RANK), other=0.0)
-            scores = tl.dot(some, q, input_precision=PRECISION)
+            row_at = rows + own_slot.to(tl.int64)[:, None] * (RANK + ROPE)
+            some = tl.load(row_at + r, mask=is_in[:, None] & (r < RANK), other=0.0)
+            scores = tl.dot(q, tl.trans(some), input_precision=PRECISION)
             if ROPE > 0:
                 p = tl.arange(0, P_BLOCK)[None, :]
-                keys = tl.load(at + RANK + p, mask=is_in & (p < ROPE), other=0.0)
-                scores = tl.dot(keys, turned, scores, input_precision=PRECISION)
-            is_seen = is_in
+                keys = tl.load(row_at + RANK + p, mask=is_in[:, None] & (p < ROPE), other=0.0)
+                scores = tl.dot(turned, tl.trans(keys), scores, input_precision=PRECISION)
+            is_seen = is_in[None, :]
             if not ARE_SINGLE:
-                is_seen = is_in & (position[:, None] <= own_position[None, :])
+                is_seen = is_seen & (position[None, :] <= own_position[:, None])
             scores = tl.where(is_seen, scores * scale, float("-inf"))
-            new = tl.maximum(largest, tl.max(scores, 0))
-            weights, shrink = tl.exp(scores - new[None, :]), tl.exp(largest - new)
-            total = total * shrink + tl.sum(weights, 0)
-            acc = tl.dot(tl.trans(some), weights.to(some.dtype), acc * shrink[None, :], input_precision=PRECISION)
+            new = tl.maximum(largest, tl.max(scores, 1))
+            weights, shrink = tl.exp(scores - new[:, None]), tl.exp(largest - new)
+            total = total * shrink + tl.sum(weights, 1)
+            acc = tl.dot(weights.to(some.dtype), some, acc * shrink[:, None], input_precision=PRECISION)
             largest = new
-        r = tl.arange(0, R_BLOCK)[:, None]
-        is_out = (r < RANK) & is_row[None, :]
+        is_out = is_row[:, None] & (r < RANK)
         if num_splits == 1:
-            acc = acc / tl.maximum(total, 1e-30)[None, :]
-            to = (token.to(tl.int64) * heads + head)[None, :] * RANK + r
+            acc = acc / tl.maximum(total, 1e-30)[:, None]
+            to = (token.to(tl.int64) * heads + head)[:, None] * RANK + r
             tl.store(out + to, acc, mask=is_out)
         else:
-            at = (number.to(tl.int64) * heads + head) * num_splits + split
-            tl.store(parts + at[None, :] * RANK + r, acc, mask=is_out)
-            tl.store(marks + at * 2, largest, mask=is_row)
-            tl.store(marks + at * 2 + 1, total, mask=is_row)
+            part = (number.to(tl.int64) * heads + head) * num_splits + split
+            tl.store(parts + part[:, None] * RANK + r, acc, mask=is_out)
+            tl.store(marks + part * 2, largest, mask=is_row)
+            tl.store(marks + part * 2 + 1, total, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def merge_kernel(
-    parts, marks, lengths, seqs, places, out, heads, num_splits,
-    RANK: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, AT_ONCE: tl.constexpr,
-    HAS_SELECTION: tl.constexpr,
+    parts, marks, lengths, seqs, places, out, heads, num_splits, least, most,
+    RANK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, HAS_SELECTION: tl.constexpr,
 ):  # fmt: skip
     """CHUNK values of one head of one token from its splits, in their order, AT_ONCE at a time."""
     wait()
@@ -135,7 +137,7 @@ def merge_kernel(
     else:
         seq, token = tl.load(seqs + number), tl.load(places + number)
     length = tl.load(lengths + seq)
-    last = tl.cdiv(length, split_size(length, LEAST, MOST))
+    last = tl.cdiv(length, split_size(length, least, most))
     base = (number.to(tl.int64) * heads + head) * num_splits
     e = chunk * CHUNK + tl.arange(0, CHUNK)
     largest, total = tl.full([], -1e30, tl.float32), tl.zeros([], tl.float32)

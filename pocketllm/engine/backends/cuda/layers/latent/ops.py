@@ -5,10 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pocketllm.engine.backends.api.attention import ForwardBatch, LatentAttentionSpec
+from pocketllm.engine.backends.api.attention import ForwardBatch, IndexerSpec, LatentAttentionSpec
+from pocketllm.engine.backends.api.ops import Norm
 from pocketllm.engine.backends.cuda.attention import Heads
-from pocketllm.engine.backends.cuda.latent.attention import LatentCache, Selected, attend, store
-from pocketllm.engine.backends.cuda.latent.heads import project_heads
+from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache, Selected, attend, store
+from pocketllm.engine.backends.cuda.layers.latent.heads import project_heads
+from pocketllm.engine.backends.cuda.layers.latent.selection import select_keys
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices
 from pocketllm.engine.backends.cuda.operands import written
 from pocketllm.engine.backends.cuda.operations import Operations
@@ -37,6 +39,14 @@ class LatentOps(Operations):
         latent = written(q_latent)
         rotated = q_rope if isinstance(q_rope, Heads) and q_rope.norm is None else self._heads(q_rope, spec.rope_dim)
         return attend(latent, rotated, cache.rows[layer], self._of(batch), spec, selection, self._are_few(len(latent)))
+
+    def select_keys(
+        self, q: Any, weights: Any, cache: LatentCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selected:
+        return select_keys(written(q), written(weights), cache.rows[layer], self._of(batch), spec)
+
+    def layer_norm(self, x: Any, norm: Norm, bias: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(written(x), norm.weight.shape, norm.weight, bias, norm.eps)
 
     def _heads(self, x: Any, head_dim: int | None = None) -> Heads:
         """Rows as heads; head_dim: of each, where it is not the whole row."""
