@@ -415,6 +415,17 @@ def test_sql_answers_as_text_csv_and_json(tmp_path: Path) -> None:
     assert "views: runs, requests, slots, results" in call(tmp_path, "sql", "selec", expected=2).stderr
 
 
+def test_sql_answers_json_holds_dates_inside_lists_and_loses_no_column(tmp_path: Path) -> None:
+    nested = "select [DATE '2020-01-02'] as days, {'at': TIMESTAMP '2020-01-02 03:04:05'} as row"
+
+    assert json.loads(call(tmp_path, "sql", nested, "--json").stdout) == [
+        {"days": ["2020-01-02"], "row": {"at": "2020-01-02 03:04:05"}}
+    ]
+    assert call(tmp_path, "sql", nested, "--csv").stdout.splitlines()[1].startswith("['2020-01-02'],")
+    twice = call(tmp_path, "sql", "select 1 as a, 2 as a", "--json", expected=2).stderr
+    assert "two columns are called 'a'" in twice
+
+
 def test_a_difference_is_printed_fact_by_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the machine's load and free memory are facts too, and others of its processes change them
     monkeypatch.setattr("pocketllm.evidence.provenance.volatile_facts", lambda: {"load_1m": 0.5})

@@ -34,7 +34,7 @@ def sql(
     answer = ask(Frames.load(record_dir, on_problem=lambda error: say(f"warning: {error}")), query)
     rows = [[simple(value) for value in row] for row in answer.rows]
     if as_json:
-        write_json(plain([dict(zip(answer.columns, row, strict=True)) for row in rows]))
+        write_json(plain(simple(answer.as_dicts())))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerows([answer.columns, *rows])
@@ -44,8 +44,12 @@ def sql(
 
 
 def simple(value: Any) -> Any:
-    """A value as JSON and CSV can hold it; times and the like become text."""
-    return value if value is None or isinstance(value, (bool, int, float, str, list, dict)) else str(value)
+    """A value as JSON and CSV can hold it; times and the like become text, inside lists and structs too."""
+    if isinstance(value, list | tuple):
+        return [simple(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): simple(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

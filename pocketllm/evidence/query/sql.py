@@ -1,5 +1,6 @@
 """SQL over records: DuckDB with the views runs, requests, slots and results, and nothing else within reach."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,12 @@ class Answer:
     rows: tuple[tuple[Any, ...], ...]
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Rows as JSON has them."""
+        """Rows as JSON has them; OptionError where two columns have one name."""
+        twice = [name for name, count in Counter(self.columns).items() if count > 1]
+        if twice:
+            raise OptionError(
+                f"two columns are called {twice[0]!r}, and JSON has room for one: name them apart with `as`"
+            )
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
