@@ -6,9 +6,10 @@ usage: python -m tests.cuda.families NAME[:TOKENS] …   (TRITON_INTERPRET=1 wit
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from tests.parity.tiny_families import write_family
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-TOLERANCE, ROUNDED = 1e-9, 1e-5
-"""Of the squared size of logits: of files of plain floats, which nothing rounds, and of packed ones."""
+TOLERANCE, ROUNDED = 1e-9, 3e-5
+"""Of the squared size of logits: where nothing is rounded, and where rows of packed matrices are, or by a GPU's tensor
+cores queries, keys and values."""
 
 
 def checkpoint(name: str, work: Path) -> Path:
@@ -46,8 +48,31 @@ def check(name: str, count: int) -> float:
     ids, logits = expected["input_ids"].tolist()[:count], expected["logits"]
     with TemporaryDirectory() as work:
         driver = Driver(checkpoint(name, Path(work)), ops=cast(Ops, CudaOps("float32", DEVICE)))
-    got = driver.run([ids, ids], steps_of(count))
+    got = driver.run([ids, ids], steps_of(len(ids)))
+    if DEVICE == "cuda":
+        check_graphs(driver, ids)
     return max(nmse(part, logits[: len(part)]) for part in got)
+
+
+def check_graphs(driver: Driver, ids: list[int]) -> None:
+    """Steps as graphs, the same replayed for other sequences, and eager ones give the same bits."""
+    captured: Any = driver.forward
+    first, again, eager = (
+        ends(driver, ids, sequences, forward)
+        for sequences, forward in (((2, 3), captured), ((4, 5), captured), ((6, 7), captured.eager))
+    )
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True)), "replayed"
+    assert all(np.array_equal(one, other) for one, other in zip(first, eager, strict=True)), "eager"
+
+
+def ends(driver: Driver, ids: list[int], sequences: tuple[int, int], forward: Any) -> list[Any]:
+    """Logits of the last token of each sequence in each step."""
+    found = []
+    for step in steps_of(len(ids)):
+        batch = driver.batch([ids] * 8, [(sequences[which], some) for which, some in step])
+        hidden = forward(replace(batch, logit_rows=batch.query_start_loc[1:] - 1))
+        found.append(np.array(driver.model.logits(hidden)))
+    return found
 
 
 if __name__ == "__main__":
@@ -57,5 +82,5 @@ if __name__ == "__main__":
         start = time.perf_counter()
         wrong = check(name, int(count or 12))
         print(f"{name} {wrong:.1e} {time.perf_counter() - start:.1f} s", flush=True)
-        assert wrong < (ROUNDED if name.startswith("folded_") else TOLERANCE), name
+        assert wrong < (ROUNDED if DEVICE == "cuda" or name.startswith("folded_") else TOLERANCE), name
         print(name, "agrees", flush=True)

@@ -2,10 +2,13 @@
 
 usage: python -m tests.cuda.recurrent [convolutions] [rules] [chunks] [rotations] [copies]
            (TRITON_INTERPRET=1 without a GPU)
+       python -m tests.cuda.recurrent [large] [times]   (on a GPU)
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +19,11 @@ import torch
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.cuda.layers.recurrent import layers
+from pocketllm.engine.backends.cuda.steps.batch import to_device
 from tests.cuda.interpreted import rows
-from tests.cuda.mixtures import CUDA, REFERENCE, poisoned
+from tests.cuda.kernels import timed
+from tests.cuda.mixtures import CUDA, DEVICE, REFERENCE, poisoned
 from tests.cuda.model import error
 
 RANDOM = np.random.default_rng(0)
@@ -120,7 +126,7 @@ def chunks() -> None:
 
 def ruled(ops: Any, shape: Shape, steps: Sequence[Sequence[Segment]], spread: float) -> list[Any]:
     """spread: how far rows differ from a common one."""
-    random = np.random.default_rng(1)
+    random, other = np.random.default_rng(1), np.random.default_rng(2)
     common = random.standard_normal(shape.width)
     net = shape.net(ops)
     states = states_of(ops, (1, 1), (shape.value_heads, shape.key_dim, shape.value_dim))
@@ -128,7 +134,7 @@ def ruled(ops: Any, shape: Shape, steps: Sequence[Sequence[Segment]], spread: fl
     for step in steps:
         count = sum(tokens for _, _, tokens in step)
         mixed = (common * (1 - spread) + random.standard_normal((count, shape.width)) * spread).astype(np.float32)
-        logits = random.standard_normal((count, 2 * shape.value_heads)) * 3
+        logits = other.standard_normal((count, 2 * shape.value_heads)) * 3
         if spread < 1:  # small time steps, and shares near one
             logits += np.repeat([-6.0, 6.0], shape.value_heads)
         both = rows(ops, logits.astype(np.float32))
@@ -163,8 +169,98 @@ def copies() -> None:
     compared(run, 1e-9)
 
 
+LARGE = Shape(16, 48, 128, 128, True)
+"""Heads of Qwen3.5-27B."""
+
+
+def large() -> None:
+    """Heads of a real size: ragged prompts and decode steps, and rows that have the same bits beside others."""
+    compared(partial(ruled, shape=LARGE, steps=STEPS, spread=1.0), 2e-5)
+    compared(partial(ruled, shape=LARGE, steps=[[(2, 0, 1000)], [(2, 1000, 1)]], spread=0.3), 2e-4)
+    one, *_ = ruled(CUDA, LARGE, [[(3, 0, 130)]], 1.0)
+    both, *_ = ruled(CUDA, LARGE, [[(3, 0, 130), (1, 0, 70)]], 1.0)
+    assert torch.equal(one, both[:130])
+
+
+def times() -> None:
+    """Microseconds of a layer at those sizes, and of its bytes alone at 4.3 TB/s; every call has states of its own."""
+    for segments in ([1], [1] * 8, [1] * 32, [512], [2048], [256] * 8):
+        copies = 24 if sum(segments) < 32 else 4
+        layer = Layer(segments, copies)
+        for name, run, num_bytes in layer.parts():
+            took = timed(run, copies)
+            print(
+                f"{name} of {len(segments)} x {segments[0]}: {took:.1f} us, bytes {num_bytes / 4.3e6:.1f}", flush=True
+            )
+        if segments[0] > 1:
+            sweep(layer, copies)
+    for count in (1, 2048):
+        x, signs = torch.randn(count, 5120, device=DEVICE), torch.ones(5120, device=DEVICE)
+        took = timed(lambda _, x=x, signs=signs: CUDA.hadamard(x, Hadamard(1024, signs)), 8)
+        print(f"rotation of {count} x 5120: {took:.1f} us, bytes {8 * x.numel() / 4.3e6:.1f}", flush=True)
+
+
+def sweep(layer: "Layer", copies: int) -> None:
+    """Other columns and warps of a sequence's chunks."""
+    for values, warps, solving in ((32, 4, 4), (32, 4, 8), (64, 8, 4), (64, 4, 4), (128, 8, 4)):
+        named = {"CHUNK_VALUES": values, "CHUNK_WARPS": warps, "SOLVE_WARPS": solving}
+        with ExitStack() as stack:
+            for name, value in named.items():
+                stack.enter_context(changed(name, value))
+            print(f"    {values} {warps} {solving}: {timed(layer.rule, copies):.1f} us", flush=True)
+        with changed("SOLVE_WARPS", solving), without(layers.delta, "states_kernel"):
+            print(f"    without its states: {timed(layer.rule, copies):.1f} us", flush=True)
+
+
+@contextmanager
+def changed(name: str, value: Any) -> Iterator[None]:
+    """A constant of the layers' launches at another value."""
+    before = getattr(layers, name)
+    setattr(layers, name, value)
+    try:
+        yield
+    finally:
+        setattr(layers, name, before)
+
+
+@contextmanager
+def without(kernels: Any, left_out: str) -> Iterator[None]:
+    """A layer without one of its launches."""
+    kernel = getattr(kernels, left_out)
+    setattr(kernels, left_out, defaultdict(lambda: lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        setattr(kernels, left_out, kernel)
+
+
+class Layer:
+    """What is timed: sequences of so many tokens after a few others, in states of their own for each copy."""
+
+    def __init__(self, segments: Sequence[int], copies: int) -> None:
+        channels, total, count = LARGE.width, sum(segments), len(segments)
+        self.states = CUDA.new_states(copies, (3, channels), (48, 128, 128), count)
+        for kept in (*self.states.conv, *self.states.delta):
+            kept.normal_()
+        self.x, self.kernel = torch.randn(total, channels, device=DEVICE), torch.randn(channels, 4, device=DEVICE)
+        self.step, self.share = (torch.randn(total, 48, device=DEVICE) for _ in range(2))
+        self.net = LARGE.net(CUDA)
+        self.batch = to_device(batch_of([(slot, 100, some) for slot, some in enumerate(segments)]), CUDA._device)
+        self.states_bytes, self.rows_bytes = count * 2 * 4 * 48 * 128 * 128, total * 4 * (channels + 48 * 128)
+        self.conv_bytes = total * 8 * channels + count * 24 * channels
+
+    def conv(self, copy: int) -> Any:
+        return CUDA.causal_conv(self.x, self.kernel, self.states, copy, self.batch, True)
+
+    def rule(self, copy: int) -> Any:
+        return CUDA.gated_delta(self.x, self.step, self.share, self.net, self.states, copy, self.batch)
+
+    def parts(self) -> Sequence[tuple[str, Callable[[int], Any], int]]:
+        return ("convolution", self.conv, self.conv_bytes), ("rule", self.rule, self.states_bytes + self.rows_bytes)
+
+
 PARTS: dict[str, Callable[[], None]] = {
-    part.__name__: part for part in (convolutions, rules, chunks, rotations, copies)
+    part.__name__: part for part in (convolutions, rules, chunks, rotations, copies, large, times)
 }
 
 

@@ -23,6 +23,8 @@ SPLIT_STAGES, SPLIT_WARPS = 3, 8
 UNDER_WAY_BYTES = 1 << 16
 """Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
+TILE_BYTES = 200 << 10
+"""Shared memory of a tile of queries and of keys and values that are multiplied or on their way."""
 MERGED_AT_ONCE = 16
 """Splits; part of the numerics version too."""
 WHOLE = 2
@@ -142,7 +144,9 @@ def attend_singles(
     splits, group, units = -(-batch.max_length // SPLIT), heads // kv_heads, units_of(out.shape[1])
     parts = torch.empty(singles, heads, splits, v_dim, dtype=torch.float32, device=x.device)
     marks = torch.empty(singles, heads, splits, 2, dtype=torch.float32, device=x.device)
-    tile_bytes = SPLIT_TILE * (constants["D_BLOCK"] + constants["V_BLOCK"]) * keys.element_size()
+    each = (constants["D_BLOCK"] + constants["V_BLOCK"]) * keys.element_size()
+    tile = SPLIT_TILE if SPLIT_TILE * each <= TILE_BYTES else SPLIT_TILE // 2
+    tile_bytes = tile * each
     stages = SPLIT_STAGES if (SPLIT_STAGES - 1) * tile_bytes <= UNDER_WAY_BYTES else 1
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
@@ -153,7 +157,7 @@ def attend_singles(
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
-        WHOLE=SPLIT if singles == 1 else WHOLE * SPLIT, TILE=SPLIT_TILE, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
+        WHOLE=SPLIT if singles == 1 else WHOLE * SPLIT, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
         num_warps=SPLIT_WARPS,
     )  # fmt: skip
@@ -169,5 +173,17 @@ def attend_tiles(
         x, weight, angles, sinks, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
         batch.tile_seqs, batch.tile_firsts, out, x.stride(0), batch.block_table.stride(0), spec.num_heads,
         keys.shape[2], eps, num_freq, spec.scale, spec.softcap or 0.0, spec.window or 0,
-        QUERIES=TILE_QUERIES, TILE=TILE_KEYS, **constants, num_warps=4,
+        QUERIES=TILE_QUERIES, **tile_shape(constants["D_BLOCK"], constants["V_BLOCK"], keys.element_size()),
+        **constants,
     )  # fmt: skip
+
+
+def tile_shape(key: int, value: int, element_bytes: int) -> dict[str, int]:
+    """Keys that a tile of queries meets at once, and how such a program is compiled: wide heads have more threads, and
+    fewer keys under way, or fewer keys, where those would not fit a multiprocessor's shared memory."""
+    queries, each = TILE_QUERIES * key * element_bytes, (key + value) * element_bytes
+    tile = TILE_KEYS
+    while tile > 16 and queries + tile * each > TILE_BYTES:
+        tile //= 2
+    stages = 3 if queries + 2 * tile * each <= TILE_BYTES else 1
+    return {"TILE": tile, "num_warps": 4 if key < 256 else 8, "num_stages": stages}

@@ -12,8 +12,12 @@ from pocketllm.engine.backends.cuda.steps.batch import TILE_QUERIES, DeviceBatch
 
 CHANNELS, TILE_CHANNELS = 256, 32
 """Channels that a program convolves: of one token, and of a tile of them."""
-SINGLE_VALUES, CHUNK_VALUES = 32, 32
-"""Columns of a head's state in one program, of a token and of a sequence's chunks; no sum depends on it."""
+SINGLE_VALUES, CHUNK_VALUES = 64, 32
+"""Columns of a head's state in one program, of a token and of a sequence's chunks; with the warps of such a program
+part of the numerics version."""
+SINGLE_WARPS, CHUNK_WARPS, SOLVE_WARPS = 4, 4, 4
+PRECISION = "tf32x3"
+"""Of products of chunks: three of the tensor cores for one, which leaves an error as of float32."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ def delta_rule(mixed: Tensor, step: Tensor, share: Tensor, net: DeltaNet, kept: 
         delta.single_kernel[(singles, heads, triton.cdiv(net.value_dim, SINGLE_VALUES))](
             mixed, step, share, net.rate, net.time_bias, kept, batch.state_slots, batch.seq_lens, batch.single_seqs,
             batch.single_tokens, out, step.stride(0), share.stride(0), *counts,
-            **shape, V_BLOCK=SINGLE_VALUES, num_warps=4,
+            **shape, V_BLOCK=SINGLE_VALUES, num_warps=SINGLE_WARPS,
         )  # fmt: skip
     if len(batch.tile_seqs):
         chunked_rule(mixed, step, share, net, kept, batch, shape, out)
@@ -95,9 +99,10 @@ def chunked_rule(
     places = batch.query_start_loc, batch.tile_seqs, batch.tile_firsts
     delta.chunks_kernel[(tiles, heads)](
         mixed, step, share, net.rate, net.time_bias, *places, solved, scores, step.stride(0), share.stride(0), *counts,
-        **shape, TILE=TILE_QUERIES, num_warps=4,
+        **shape, TILE=TILE_QUERIES, PRECISION=PRECISION, num_warps=SOLVE_WARPS, num_stages=1,
     )  # fmt: skip
     delta.states_kernel[(tiles, heads, triton.cdiv(net.value_dim, CHUNK_VALUES))](
         mixed, step, net.rate, net.time_bias, kept, batch.state_slots, batch.seq_lens, *places, solved, scores, out,
-        step.stride(0), *counts, **shape, V_BLOCK=CHUNK_VALUES, TILE=TILE_QUERIES, num_warps=4,
+        step.stride(0), *counts, **shape, V_BLOCK=CHUNK_VALUES, TILE=TILE_QUERIES, PRECISION=PRECISION,
+        num_warps=CHUNK_WARPS, num_stages=1,
     )  # fmt: skip

@@ -92,15 +92,23 @@ def decays_of(step, rate, time_bias, head, is_row, step_stride, token):
 
 
 @triton.jit
-def inverted(lower, ROWS: tl.constexpr):
-    """(I + lower)⁻¹ by forward substitution. lower: given transposed, and strictly lower before that, [ROWS, ROWS]."""
+def inverted(lower, ROWS: tl.constexpr, SIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)⁻¹, [ROWS, ROWS], given lower transposed; it is strictly lower, and ROWS are 4 · SIDE.
+
+    Diagonal blocks of SIDE rows are inverted by forward substitution, all at once. With D these and M = D · (lower
+    without its diagonal blocks), M⁴ = 0 and the whole is (I - M)(I + M²) D. Powers of lower itself would cancel.
+    """
     r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
+    is_own = r // SIDE == c // SIDE
     result = tl.where(r == c, 1.0, 0.0)
-    for row in range(1, ROWS):
-        factors = tl.sum(tl.where(c == row, lower, 0.0), 1)
+    for row in range(1, SIDE):
+        factors = tl.sum(tl.where(is_own & (c % SIDE == row), lower, 0.0), 1)
         known = tl.sum(factors[:, None] * result, 0)
-        result = tl.where(r == row, result - known[None, :], result)
-    return result
+        result = tl.where(is_own & (r % SIDE == row), result - known[None, :], result)
+    rest = tl.dot(result, tl.trans(tl.where(is_own, 0.0, lower)), input_precision=PRECISION)
+    square = tl.dot(rest, rest, input_precision=PRECISION)
+    result += tl.dot(square, result, input_precision=PRECISION)
+    return result - tl.dot(rest, result, input_precision=PRECISION)
 
 
 @triton.jit
@@ -108,6 +116,7 @@ def chunks_kernel(
     mixed, step, share, rate, time_bias, starts, tile_seqs, tile_firsts, solved, scores,
     step_stride, share_stride, key_heads, value_heads, eps,
     KEY: tl.constexpr, K_BLOCK: tl.constexpr, VALUE: tl.constexpr, TILE: tl.constexpr, IS_TILED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: (I + …)⁻¹ b, and lower((q · k) e^(G_i - G_j)), both [tiles, heads, TILE, TILE]."""
     wait()
@@ -126,12 +135,12 @@ def chunks_kernel(
         weight = tl.where(is_row, weight, 0.0)
         # exponents above 0 are of places that are not kept
         later = tl.exp(tl.minimum(sums[None, :] - sums[:, None], 0.0))
-        alike = tl.dot(k, tl.trans(k), input_precision="tf32x3")
+        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION)
         lower = tl.where(r[:, None] < c[None, :], alike * later * weight[None, :], 0.0)  # transposed
         at = (tile * value_heads + head) * TILE * TILE + r[:, None] * TILE + c[None, :]
-        tl.store(solved + at, inverted(lower, TILE) * weight[None, :])
+        tl.store(solved + at, inverted(lower, TILE, TILE // 4, PRECISION) * weight[None, :])
         q = read_unit(row, is_row[:, None], eps, KEY, K_BLOCK) / tl.sqrt(float(KEY))
-        seen = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        seen = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         since = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
         tl.store(scores + at, tl.where(r[:, None] >= c[None, :], seen * since, 0.0))
 
@@ -141,7 +150,7 @@ def states_kernel(
     mixed, step, rate, time_bias, states, slots, lengths, starts, tile_seqs, tile_firsts, solved, scores, out,
     step_stride, key_heads, value_heads, eps,
     KEY: tl.constexpr, K_BLOCK: tl.constexpr, VALUE: tl.constexpr, V_BLOCK: tl.constexpr, TILE: tl.constexpr,
-    IS_TILED: tl.constexpr,
+    IS_TILED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All chunks of a sequence, V_BLOCK values of a head, by the program of its first tile."""
     wait()
@@ -165,12 +174,12 @@ def states_kernel(
             sums = decays_of(step, rate, time_bias, head, is_row, step_stride, token)
             last = tl.min(sums, 0)
             at = ((tile + chunk) * value_heads + head) * TILE * TILE + r[:, None] * TILE + c[None, :]
-            known = v - tl.exp(sums)[:, None] * tl.dot(k, state, input_precision="tf32x3")
-            added = tl.dot(tl.load(solved + at), known, input_precision="tf32x3")
+            known = v - tl.exp(sums)[:, None] * tl.dot(k, state, input_precision=PRECISION)
+            added = tl.dot(tl.load(solved + at), known, input_precision=PRECISION)
             q = read_unit(row + own * KEY, is_row[:, None], eps, KEY, K_BLOCK) / tl.sqrt(float(KEY))
-            seen = tl.exp(sums)[:, None] * tl.dot(q, state, input_precision="tf32x3")
-            seen += tl.dot(tl.load(scores + at), added, input_precision="tf32x3")
+            seen = tl.exp(sums)[:, None] * tl.dot(q, state, input_precision=PRECISION)
+            seen += tl.dot(tl.load(scores + at), added, input_precision=PRECISION)
             tl.store(out + (token[:, None] * value_heads + head) * VALUE + e, seen, mask=is_row[:, None] & (e < VALUE))
             added = tl.exp(last - sums)[:, None] * added
-            state = tl.exp(last) * state + tl.dot(tl.trans(k), added, input_precision="tf32x3")
+            state = tl.exp(last) * state + tl.dot(tl.trans(k), added, input_precision=PRECISION)
         tl.store(kept, state, mask=is_in)
