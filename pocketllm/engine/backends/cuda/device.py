@@ -10,6 +10,7 @@ from pocketllm.engine.backends.api.backend import Backend
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions, StepSizes
 from pocketllm.engine.backends.api.device import DeviceFacts
 from pocketllm.engine.backends.api.ops import Ops
+from pocketllm.engine.backends.cuda.steps.widths import WIDTHS
 
 NAME = "cuda"
 RANK = 20
@@ -27,9 +28,6 @@ OPS = frozenset(
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
-WIDTHS = (1, 2, 4, 8, 16, 24, 32)
-"""Numbers of sequences that decode steps are captured for; a step takes the next one up, its spare rows change
-nothing."""
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = WIDTHS[-1], 2048, 4
 """Where the user names none: the widest captured step; what keeps tensor cores busy, and with a model of eight billion
 weights for less than a tenth of a second; and one part in so many of the memory for keys and values."""

@@ -22,12 +22,7 @@ from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, att
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
 from pocketllm.engine.backends.cuda.layers.latent.ops import LatentOps
-from pocketllm.engine.backends.cuda.layers.recurrent.ops import RecurrentOps
-from pocketllm.engine.backends.cuda.layers.streams.ops import StreamOps
-from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
-from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
-from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
-from pocketllm.engine.backends.cuda.operands import (
+from pocketllm.engine.backends.cuda.layers.operands import (
     GELU,
     PRODUCT,
     SIGMOID,
@@ -39,6 +34,11 @@ from pocketllm.engine.backends.cuda.operands import (
     to_route,
     written,
 )
+from pocketllm.engine.backends.cuda.layers.recurrent.ops import RecurrentOps
+from pocketllm.engine.backends.cuda.layers.streams.ops import StreamOps
+from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
+from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
+from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.drawing import Drawer
-from pocketllm.engine.backends.cuda.device import WIDTHS
 from pocketllm.engine.backends.cuda.steps.batch import (
     TILE_QUERIES,
     DeviceBatch,
@@ -22,6 +21,7 @@ from pocketllm.engine.backends.cuda.steps.batch import (
     to_device,
     views_of,
 )
+from pocketllm.engine.backends.cuda.steps.widths import WIDTHS
 
 TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of tokens that other steps are captured for."""

@@ -11,9 +11,9 @@ from pocketllm.engine.backends.cuda.attention import Heads
 from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache, Selected, attend, store
 from pocketllm.engine.backends.cuda.layers.latent.heads import project_heads
 from pocketllm.engine.backends.cuda.layers.latent.selection import select_keys
+from pocketllm.engine.backends.cuda.layers.operands import written
+from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices
-from pocketllm.engine.backends.cuda.operands import written
-from pocketllm.engine.backends.cuda.operations import Operations
 
 
 class LatentOps(Operations):

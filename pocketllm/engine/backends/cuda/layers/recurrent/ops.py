@@ -6,10 +6,10 @@ from torch import Tensor
 from pocketllm.engine.backends.api.attention import ForwardBatch, Int32Array
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
+from pocketllm.engine.backends.cuda.layers.operands import Rows, written
+from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.recurrent.kernels.rotations import hadamard_kernel
 from pocketllm.engine.backends.cuda.layers.recurrent.layers import States, convolve, delta_rule, new_states
-from pocketllm.engine.backends.cuda.operands import Rows, written
-from pocketllm.engine.backends.cuda.operations import Operations
 
 
 class RecurrentOps(Operations):

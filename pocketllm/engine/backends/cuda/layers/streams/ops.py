@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.compressed import SoftConnection
 from pocketllm.engine.backends.api.streams import HyperConnection
+from pocketllm.engine.backends.cuda.layers.operands import written
+from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.streams.kernels import connections as kernels
 from pocketllm.engine.backends.cuda.matrices import Plain
-from pocketllm.engine.backends.cuda.operands import written
-from pocketllm.engine.backends.cuda.operations import Operations
 
 CHUNK, LINE = 512, 1024
 """Values that one program writes, or takes at once of a sum over all streams."""
