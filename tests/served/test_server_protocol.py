@@ -261,6 +261,7 @@ def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
         ("bad_words", [""]),
         ("bad_words", "x"),
         ("allowed_token_ids", ["1"]),
+        ("allowed_token_ids", []),
         ("include_stop_str_in_output", 1),
         ("prompt_logprobs", -1),
         ("prompt_logprobs", 21),
@@ -277,8 +278,10 @@ def test_a_wrong_type_or_range_is_refused_by_name(module_server: Served, field: 
 
 @pytest.mark.parametrize("value", [-1, 21, 10**9, 16384, True])
 def test_logprobs_are_capped(module_server: Served, value: Any) -> None:
-    refusal(module_server.post(COMPLETIONS, prompt="a", logprobs=value))
-    refusal(module_server.post(CHAT, messages=HELLO, logprobs=True, top_logprobs=value))
+    completions = refusal(module_server.post(COMPLETIONS, prompt="a", logprobs=value))
+    chat = refusal(module_server.post(CHAT, messages=HELLO, logprobs=True, top_logprobs=value))
+
+    assert (completions["param"], chat["param"]) == ("logprobs", "top_logprobs")
 
 
 def test_top_logprobs_without_logprobs_is_refused(module_server: Served) -> None:

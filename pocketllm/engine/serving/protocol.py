@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from pocketllm.engine.lifecycle.sampling.params import MAX_LOGPROBS
 from pocketllm.engine.serving.answers.structured import StructuredFields
 from pocketllm.engine.serving.answers.tools import ToolFields
 from pocketllm.errors import RequestError
@@ -229,7 +230,7 @@ class GenerationBody(StructuredFields, Strict):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
@@ -306,8 +307,8 @@ class ChatBody(ToolFields, GenerationBody):
             raise ValueError("messages is empty")
         if self.max_completion_tokens is not None and self.max_completion_tokens < 1:
             raise ValueError(f"max_completion_tokens={clipped(self.max_completion_tokens)} must be at least 1")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs=true")
+        if self.top_logprobs is not None and not (self.logprobs and 0 <= self.top_logprobs <= MAX_LOGPROBS):
+            raise ValueError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, and needs logprobs=true")
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
         taken = RENDER_ARGUMENTS.intersection(self.chat_template_kwargs or {})

@@ -54,7 +54,7 @@ SPECIAL: Mapping[str, Schema] = {
     "stop": either(STOP, STOP["items"], NULL),
     "logit_bias": either(BIAS, NULL),
     "stop_token_ids": either({"type": "array", "maxItems": protocol.MAX_STOP_TOKEN_IDS, "items": TOKEN_ID}, NULL),
-    "allowed_token_ids": either({"type": "array", "items": TOKEN_ID}, NULL),
+    "allowed_token_ids": either({"type": "array", "items": TOKEN_ID, "minItems": 1}, NULL),
     "cache_salt": either({"type": "string", "minLength": 1, "maxLength": protocol.MAX_CACHE_SALT}, NULL),
     "n": either({"type": "integer", "minimum": 1, "maximum": protocol.MAX_CHOICES}, NULL),
     "tools": TOOLS,
