@@ -106,6 +106,20 @@ def test_a_seed_gives_the_same_tokens_and_is_reported_when_it_was_drawn(llm: LLM
     assert again[1].token_ids == first.token_ids
 
 
+def test_logprobs_of_a_prompt_s_tokens_are_those_of_its_logits(llm: LLM) -> None:
+    prompt = [5, 6, 7]
+    [result] = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2))
+    logits = llm.prompt_logits(prompt).astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    assert result.prompt_logprobs is not None
+    first, *others = result.prompt_logprobs
+    assert first is None
+    assert [entry.chosen for entry in others if entry] == pytest.approx([logprobs[0, 6], logprobs[1, 7]], abs=1e-5)
+    assert [list(entry.top_ids) for entry in others if entry] == np.argsort(-logprobs[:2], axis=1)[:, :2].tolist()
+    assert llm.generate([prompt], SamplingParams(max_tokens=1))[0].prompt_logprobs is None
+
+
 def test_logprobs_come_with_each_token(llm: LLM) -> None:
     [result] = llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=3, logprobs=2, ignore_eos=True))
 

@@ -61,6 +61,8 @@ class GenerationResult:
     seed: int
     """The seed that was used, also when none was given."""
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One for each prompt token that was reached, the first None; when the parameters asked for them."""
     stop_string: str | None = None
     error: str | None = None
 
@@ -100,6 +102,7 @@ class Collector:
             timings=timings(event, self.load_s),
             seed=event.seed,
             logprobs=None if self.request.params.logprobs is None else self.logprobs,
+            prompt_logprobs=None if self.request.params.prompt_logprobs is None else list(self.request.prompt_logprobs),
             stop_string=event.stop_string,
             error=event.error,
         )
