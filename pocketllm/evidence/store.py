@@ -64,14 +64,19 @@ def record_dir(given: Path | None = None) -> Path:
         prove_writable(first)
     except RecordError:
         second = user_dir()
+        if second is None:
+            raise
         prove_writable(second)
         return second
     return first
 
 
-def user_dir() -> Path:
-    """Records folder of the user, where the working directory cannot be written."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pocketllm" / RECORDS
+def user_dir() -> Path | None:
+    """Records folder of the user, where the working directory cannot be written; None for one without a home."""
+    try:
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pocketllm" / RECORDS
+    except RuntimeError:
+        return None
 
 
 def search_dirs(given: Path | None = None) -> list[Path]:
@@ -80,7 +85,7 @@ def search_dirs(given: Path | None = None) -> list[Path]:
         if not given.is_dir():
             raise RecordError(f"no folder {given} to read records from")
         return [given]
-    return [folder for folder in (Path.cwd() / RECORDS, user_dir()) if folder.is_dir()]
+    return [folder for folder in (Path.cwd() / RECORDS, user_dir()) if folder and folder.is_dir()]
 
 
 def prove_writable(folder: Path) -> None:

@@ -26,7 +26,7 @@ class Checkout:
 
         Its own virtual environment runs it where there is one (.venv or venv), else the interpreter that runs this.
         """
-        root = Path(path).expanduser().resolve()
+        root = Path(os.path.expanduser(path)).resolve()  # pathlib's own raises where there is no such home
         if not (root / "pocketllm" / "__init__.py").is_file():
             raise OptionError(
                 f"--arms {arm}: path={path!r} is no checkout of pocketllm: it has no pocketllm/__init__.py"

@@ -8,6 +8,7 @@ the cache, in one rename. Two pulls at a time do the work twice and harm nobody;
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +70,11 @@ CATALOG: Mapping[str, CatalogEntry] = {
 
 
 def cache_dir() -> Path:
-    """$POCKETLLM_CACHE, or ~/.cache/pocketllm."""
-    return Path(os.environ.get("POCKETLLM_CACHE") or Path.home() / ".cache" / "pocketllm")
+    """$POCKETLLM_CACHE, or ~/.cache/pocketllm; MachineError for a user without a home."""
+    try:
+        return Path(os.environ.get("POCKETLLM_CACHE") or Path.home() / ".cache" / "pocketllm")
+    except RuntimeError as error:
+        raise MachineError("there is no home folder to keep models in: set POCKETLLM_CACHE to a folder") from error
 
 
 def cached_path(entry: CatalogEntry) -> Path:
@@ -91,9 +95,10 @@ def list_cached() -> list[CachedModel]:
 
 def catalog_name(path: Path) -> str | None:
     """The catalog name of a file of the cache; None for any other file."""
-    for entry in CATALOG.values():
-        if path.absolute() == cached_path(entry).absolute():
-            return entry.name
+    with suppress(MachineError):  # without a cache no file is of it
+        for entry in CATALOG.values():
+            if path.absolute() == cached_path(entry).absolute():
+                return entry.name
     return None
 
 
