@@ -216,7 +216,8 @@ def kinds() -> None:
                 return ops.scaled_mixture(rows(ops, x), rows(ops, y), experts)
 
             for check in (bounded, scaled) if count == 1 and case is same else (bounded,):
-                assert (wrong := compared(check)) < 1e-3, (check.__name__, case.types, count, wrong)
+                largest = 1e-3 if count == 1 else 3e-3  # two rows have eleven bits
+                assert (wrong := compared(check)) < largest, (check.__name__, case.types, count, wrong)
 
 
 def steps() -> None:

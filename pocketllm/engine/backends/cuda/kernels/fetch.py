@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED
 from pocketllm.engine.backends.cuda.kernels.words import (
     BYTE,
     NIBBLE_1,
@@ -68,6 +69,24 @@ def fetch_tile(
         w_scales, w_shared, tile, block * 4 + lane % 4, lane // 4, units, GROUP, SCALES
     )
     return near, far, near_scales, far_scales
+
+
+@triton.jit
+def prefetch(
+    w_words, tile, begin, end, units: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr, FORM: tl.constexpr
+):
+    """Ask for up to TURNS times 4 KiB of the words of each warp's tile from block `begin` to `end` on, into the
+    second-level cache."""
+    if not IS_INTERPRETED:
+        planes: tl.constexpr = 2 if FORM == BYTE else 1
+        line = tl.arange(0, 32 * WARPS) % 32
+        last = (end - begin) * (8 * planes) - 1
+        for turn in tl.static_range(TURNS):
+            at = (tile * (units // 4) + begin) * (256 * planes) + tl.minimum(line + turn * 32, last) * 32
+            tl.inline_asm_elementwise(
+                "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [w_words + at], dtype=tl.int32, is_pure=False,
+                pack=1,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -66,25 +66,30 @@ def write_several(out, out_sums, out_scales, value, row, place, units, N: tl.con
     lacks (`several`).
 
     value: [lines, 32], whole units of the row; it ends at `units`. place: where among tiles of N rows it goes, row:
-    where its power does. Of each half of a unit values lie as 16 columns of a fragment: 0 and 2 of each thread's four,
-    then 1 and 3; second halves are a sixteenth as large, as their codes are SECOND times too large.
+    where its power does; out, out_sums: pairs of float16. Of each half of a unit values lie as 16 columns of a
+    fragment, 0 and 2 of each thread's four and then 1 and 3; second halves are a sixteenth as large, as their codes are
+    SECOND times too large.
     """
     lines: tl.constexpr = value.shape[0]
     # the largest becomes 1024 to 2048: sums of 16 stay in range
     exponent = (tl.max(tl.max(tl.abs(value), 1), 0).to(tl.int32, bitcast=True) >> 23) - 137
     exponent = tl.minimum(tl.maximum(exponent, -120), 116)
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    line, i = tl.arange(0, lines)[:, None], tl.arange(0, 32)[None, :]
-    factor = tl.where(i < 16, 1.0, 1.0 / SECOND)
-    codes = (value * inverse * factor).to(tl.float16)
+    is_first = (tl.arange(0, 32) < 16)[None, :]
+    codes = (value * inverse * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
+    halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
+    line, w = tl.arange(0, lines)[:, None], tl.arange(0, 16)[None, :]  # half, thread, pair
     block = (place // N) * (units // 4) * N + line // 4 * N + place % N
-    to = block * 128 + line % 4 * 32 + i // 16 * 16 + i % 2 * 8 + i % 16 // 4 * 2 + i // 2 % 2
-    tl.store(out + to, codes, mask=(line < units) & (i >= 0))
-    halves = tl.sum(tl.reshape(codes.to(tl.float32) / factor, [lines, 2, 16]), 2)
+    bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
+    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
+    to = block * 64 + line % 4 * 16 + w // 8 * 8 + w % 2 * 4 + w // 2 % 4
+    tl.store(out + to, words, mask=(line < units) & (w >= 0))
     high = halves.to(tl.float16)
-    to = block * 16 + line % 4 * 2 + tl.arange(0, 2)[None, :] * 8
-    tl.store(out_sums + to, high, mask=(line < units) & (to >= 0))
-    tl.store(out_sums + to + 1, (halves - high.to(tl.float32)).to(tl.float16), mask=(line < units) & (to >= 0))
+    low = (halves - high.to(tl.float32)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+    both = (high.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) | low
+    to = block * 8 + line % 4 + tl.arange(0, 2)[None, :] * 4
+    tl.store(out_sums + to, both, mask=(line < units) & (to >= 0))
     tl.store(out_scales + row, ((127 + exponent) << 23).to(tl.float32, bitcast=True))
 
 
@@ -146,7 +151,7 @@ def write_rows(
     rows, width = x.shape
     if isinstance(out, Several):
         form, together, counters = SEVERAL.value, out.together, len(out.arrivals)
-        targets = out.words, out.scales, out.sums, out.arrivals
+        targets = (*out.as_written, out.arrivals)
     else:
         form, together, counters = {torch.float32: 0, torch.float16: 1, torch.int32: 2}[out.dtype], 1, 1
         targets = out, out if scales is None else scales, out, out

@@ -29,7 +29,7 @@ from pocketllm.engine.backends.cuda.kernels.codes import (
     table_without_signs,
     times,
 )
-from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened
+from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened, prefetch
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
 from pocketllm.engine.backends.cuda.kernels.words import HALVES, SIGNED, K, half_of
 from pocketllm.engine.backends.cuda.layouts import BLOCK_UNITS, TILE_ROWS
@@ -43,6 +43,8 @@ PROGRAMS = 640
 """Up to so many share rows of a matrix: five for each of 132 multiprocessors."""
 MAX_SPLITS = 16
 """Programs that share rows."""
+EARLY = 2
+"""Times 4 KiB of each warp's words that are asked for into the second-level cache while the kernel before runs."""
 COUNTERS = 512
 """Of what has more than one program for its rows: not more than half of PROGRAMS."""
 
@@ -63,6 +65,11 @@ class Several:
 
     def __len__(self) -> int:
         return len(self.scales)
+
+    @property
+    def as_written(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Words as pairs in an int32, scales, and sums as such pairs."""
+        return self.words.view(torch.int32), self.scales, self.sums.view(torch.int32)
 
     @property
     def together(self) -> int:
@@ -264,8 +271,8 @@ def several_kernel(
     x, x_sums, x_scales, w_words, w_high, w_scales, w_shared, y, bias, residual, parts, arrivals,
     x_rows, y_stride, residual_stride, rows, last_tile, t_0, t_1, t_2, t_3,
     units: tl.constexpr, blocks_each: tl.constexpr, N: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
-    EACH: tl.constexpr, STAGES: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
-    SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    EACH: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = Σ w[n] · x[m] (+ bias[n]) (+ residual[m, n]) for 16 · WARPS rows n, and N rows m at most.
 
@@ -277,6 +284,8 @@ def several_kernel(
     begin = split * blocks_each
     end = tl.minimum(begin + blocks_each, units // 4)
     t_0, t_1, t_2, t_3 = table_without_signs(t_0, t_1, t_2, t_3, FORM, OFFSET)
+    if EARLY > 0:
+        prefetch(w_words, tile, begin, end, units, EARLY, WARPS, FORM)
     wait()
     acc = add_blocks(
         tl.zeros([16 * WARPS, N], tl.float32), x, x_sums, w_words, w_high, w_scales, w_shared, tile, begin, end,
@@ -324,7 +333,7 @@ def multiply(x: Several, packed: Packed, y: Tensor, bias: Tensor | None = None, 
         x.words, x.sums, x.scales, packed.words, packed.high, packed.scales, packed.shared,
         y, y if bias is None else bias, y if residual is None else residual, parts, x.arrivals,
         len(x), y.stride(0), 0 if residual is None else residual.stride(0), packed.rows, len(packed.words) - 1,
-        *layout.packed_table, units=packed.units, blocks_each=each, N=together, WARPS=WARPS, SPLITS=splits,
+        *layout.packed_table, units=packed.units, blocks_each=each, N=together, WARPS=WARPS, SPLITS=splits, EARLY=EARLY,
         **steps_of(together, packed.units, programs * splits), OFFSET=layout.offset,
         GROUP=layout.group, FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, num_warps=WARPS, enable_fp_fusion=False, **OPTIONS,

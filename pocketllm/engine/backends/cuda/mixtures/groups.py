@@ -212,4 +212,4 @@ def targets_of(out: Tensor | Many | Several) -> tuple[Tensor, Tensor, Tensor]:
         return out, out, out
     if isinstance(out, Many):
         return out.words, out.marks, out.marks
-    return out.words, out.scales, out.sums
+    return out.as_written
