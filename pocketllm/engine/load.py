@@ -68,11 +68,11 @@ class Engine:
             for some in paged:
                 ops.copy_blocks(some, sources, targets)
 
-        # ends of prompts are kept with their logits, which only the host can
-        drawer = None if limits.keeps_prompt_ends else drawer_of(forward)
+        drawer = drawer_of(forward)
         runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
         if drawer is not None:
-            runner.draw_by(drawer, partial(logits_on_device, self.model, drawer), ops.to_numpy)
+            logits = partial(logits_on_device, self.model, drawer)
+            runner.draw_by(drawer, logits, ops.to_numpy, limits.keeps_prompt_ends)
         seed = repr((self.plan.model, self.plan.numerics_version, spec, self.plan.kv_bytes_per_token)).encode()
         delay = self.options.test_step_delay
         steps = SlowedRunner(runner, delay, ops.synchronize) if delay else runner

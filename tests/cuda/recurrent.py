@@ -166,7 +166,17 @@ def copies() -> None:
         ops.copy_states(states, np.array([0, 1, 6], np.int32), np.array([1, 2, 3], np.int32))
         return [kept.reshape(NUM_SLOTS, -1) for kept in (*states.conv, *states.delta)]
 
+    def of_blocks(ops: Any) -> list[Any]:
+        caches = ops.new_kv_cache(2, 2, 4, 6, NUM_SLOTS, 3), ops.new_latent_cache(2, 5, NUM_SLOTS, 3)
+        layers = [*caches[0].keys, *caches[0].values, *caches[1].rows]
+        for number, kept in enumerate(layers):
+            kept.copy_(number + torch.arange(kept.numel()).reshape(kept.shape))
+        for cache in caches:
+            ops.copy_blocks(cache, np.array([0, 1, 6], np.int32), np.array([1, 2, 3], np.int32))
+        return [kept.reshape(NUM_SLOTS, -1) for kept in layers]
+
     compared(run, 1e-9)
+    compared(of_blocks, 1e-9)
 
 
 LARGE = Shape(16, 48, 128, 128, True)

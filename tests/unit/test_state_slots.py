@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.drawing import Draw
 from pocketllm.engine.lifecycle.kv.state_slots import StateSlots
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import FinishEvent, FinishReason, Request, TokenEvent
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Scheduler
 from pocketllm.engine.lifecycle.steps.runner import Runner
+from tests.fake_device import drawn
 from tests.fake_model import VOCAB_SIZE, FakeTokenizer, greedy_reference, limits, logits_of, next_state
 
 BLOCK = 4
@@ -77,12 +80,31 @@ def state_after(token_ids: list[int]) -> int:
     return state
 
 
-def recurrent_loop(num_slots: int = 8, **changes: Any) -> tuple[EngineLoop, Scheduler, RecurrentModel]:
+class InstantDrawer:
+    """Obeys backends.api.drawing.Drawer; what it gave is known at once."""
+
+    def __init__(self) -> None:
+        self.num_draws = 0
+
+    def draw(self, logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> Any:
+        self.num_draws += len(draws)
+        tokens = [drawn(logits[draw.row], draw) for draw in draws]
+        return SimpleNamespace(wait=lambda: tokens)
+
+    def capped(self, logits: npt.NDArray[np.float32], cap: float) -> npt.NDArray[np.float32]:
+        return cap * np.tanh(logits / cap)
+
+
+def recurrent_loop(
+    num_slots: int = 8, drawer: InstantDrawer | None = None, **changes: Any
+) -> tuple[EngineLoop, Scheduler, RecurrentModel]:
     some = limits(num_state_slots=num_slots, **changes)
     scheduler = Scheduler(some, VOCAB_SIZE)
     model = RecurrentModel(num_slots, some.num_blocks)
     take = lambda x, rows: x[rows]  # noqa: E731  # as a backend's operation
     runner = Runner(model.forward, lambda hidden: hidden, BLOCK, take, model.copy, model.copy_blocks)
+    if drawer is not None:
+        runner.draw_by(drawer, lambda hidden: hidden, np.asarray, some.keeps_prompt_ends)
     return EngineLoop(scheduler, runner, FakeTokenizer()), scheduler, model
 
 
@@ -210,6 +232,17 @@ def test_a_prompt_that_is_repeated_whole_computes_nothing(length: int) -> None:
     assert answer(loop, "c", PROMPT[:length], 20).num_cached_tokens == length
     assert scheduler.states is not None
     assert (scheduler.pool.num_used, scheduler.states.pool.num_used) == (0, 0)
+
+
+def test_ends_are_kept_where_a_device_draws_all_tokens_but_the_first() -> None:
+    drawer = InstantDrawer()
+    loop, _, model = recurrent_loop(drawer=drawer, keeps_prompt_ends=True)
+    answer(loop, "a", PROMPT, 6)
+    before, drawn_before = model.num_calls, drawer.num_draws
+    again = answer(loop, "b", PROMPT, 3)
+
+    assert (again.num_cached_tokens, model.num_calls) == (len(PROMPT), before + 2)
+    assert (drawn_before, drawer.num_draws) == (5, 7)
 
 
 def test_an_end_is_kept_for_its_own_prompt_alone() -> None:

@@ -79,7 +79,7 @@ class OpMeter:
             width,
             LIFECYCLE_STEPS,
             # a backend whose steps may be in flight draws their tokens, one at a time as well
-            is_drawn=self.engine.backend.capability.max_steps_in_flight > 1 and not limits.keeps_prompt_ends,
+            is_drawn=self.engine.backend.capability.max_steps_in_flight > 1,
             max_steps_in_flight=limits.max_steps_in_flight,
         )
         start = time.perf_counter_ns()

@@ -24,7 +24,7 @@ OPS = frozenset(
     | {"sigmoid_mul", "mul", "scale", "columns"}
     | {"new_latent_cache", "store_latent", "latent_attention", "project_heads", "select_keys", "layer_norm"}
     | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
-    | {"new_states", "copy_states", "causal_conv", "gated_delta", "hadamard"}
+    | {"new_states", "copy_states", "causal_conv", "gated_delta", "hadamard", "copy_blocks"}
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""

@@ -14,13 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
-from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
+from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, Int32Array
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
+from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache
 from pocketllm.engine.backends.cuda.layers.latent.ops import LatentOps
 from pocketllm.engine.backends.cuda.layers.operands import (
     GELU,
@@ -94,6 +95,12 @@ class CudaOps(LatentOps, RecurrentOps, StreamOps):
             return [torch.zeros(each, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
 
         return PagedCache(zeros(key_dim), zeros(value_dim), in_windows)
+
+    def copy_blocks(self, cache: PagedCache | LatentCache, sources: Int32Array, targets: Int32Array) -> None:
+        layers = [*cache.keys, *cache.values] if isinstance(cache, PagedCache) else cache.rows
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            for kept in layers:
+                kept[target] = kept[source]
 
     # -- each step -----------------------------------------------------------------------------------------------------
     def embed(self, table: Matrix, input_ids: npt.NDArray[np.int32] | Tensor, scale: float = 1.0) -> Tensor:

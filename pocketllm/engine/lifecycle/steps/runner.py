@@ -94,6 +94,7 @@ class Runner:
         self._copy_states = copy_states
         self._copy_blocks = copy_blocks
         self._drawer: Drawer | None = None
+        self._keeps_ends = False
         self._to_numpy: Callable[[Any], Any] = np.asarray
 
     def draw_by(
@@ -101,13 +102,15 @@ class Runner:
         drawer: Drawer,
         logits: Callable[[Tensor], Tensor],
         to_numpy: Callable[[Tensor], npt.NDArray[np.float32]],
+        keeps_ends: bool = False,
     ) -> None:
         """Have tokens drawn where their logits are: `logits` leaves them there, and `to_numpy` brings them.
 
         What cannot be drawn there (`Sampler.is_drawable`, and more rows than are held together) the host draws, row by
-        row, from logits that it then waits for.
+        row, from logits that it then waits for. keeps_ends: so it does for each request's first token, as it keeps the
+        logits at ends of prompts.
         """
-        self._drawer, self._logits, self._to_numpy = drawer, logits, to_numpy
+        self._drawer, self._logits, self._to_numpy, self._keeps_ends = drawer, logits, to_numpy, keeps_ends
 
     def launch(self, schedule: Schedule, pending_ids: Mapping[Request, int]) -> Launched:
         """Start to compute a step. pending_ids: `Draws.input_ids` of the one before, whose tokens may not have come."""
@@ -138,6 +141,8 @@ class Runner:
         for request, sampler in samplers.items():
             row = launched.rows[request]
             if self._drawer is None or launched.logits is None or row is None or not sampler.is_drawable:
+                continue
+            if self._keeps_ends and not request.output_token_ids:
                 continue
             draw = attempt(sampler.draw, row)
             if isinstance(draw, Exception):
