@@ -2,7 +2,6 @@
 
 usage: python -m tests.cuda.latent [heads] [attention] [selection] [streams] [oracles=deepseek_v2,xing4_f32]
            (TRITON_INTERPRET=1 without a GPU)
-       python -m tests.cuda.latent [captured=deepseek_v2,xing4_iq4_nl] [times]   (on a GPU)
 """
 
 import sys
@@ -20,10 +19,8 @@ from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.cuda.layers.latent import attention as cuda_latent
 from pocketllm.engine.backends.cuda.layers.latent import selection as cuda_selection
 from pocketllm.engine.backends.cuda.ops import CudaOps
-from pocketllm.engine.backends.cuda.steps.batch import to_device
 from tests.cuda.interpreted import batch_of, rows
-from tests.cuda.kernels import timed
-from tests.cuda.mixtures import CUDA, DEVICE, compared, matrices
+from tests.cuda.mixtures import DEVICE, compared, matrices
 from tests.parity.drive import Driver, nmse
 
 RANDOM = np.random.default_rng(0)
@@ -163,77 +160,11 @@ def oracles(names: str) -> None:
             assert (wrong := nmse(got, logits[:count])) <= bar, (name, wrong)
 
 
-def captured(names: str) -> None:
-    """On a GPU: captured steps against eager ones, repeats, rows among others; errors against the oracles."""
-    for name in names.split(","):
-        expected = np.load(ORACLES / f"{name}.npz")
-        ids, logits = expected["input_ids"].tolist(), expected["logits"]
-        driver = Driver(ORACLES / f"{name}.gguf", ops=CudaOps(device=DEVICE))
-        [whole] = driver.run([ids], [[(0, len(ids))]])
-        driver.reset()
-        prompts = [ids] * 5
-        [*_, last] = driver.run(prompts, [[(s, 20 + s) for s in range(5)], *[[(s, 1) for s in range(5)]] * 3])
-        captured_forward: Any = driver.forward
-        batch = driver.batch(prompts, [(s, 1) for s in range(5)])
-        step = np.array(driver.model.logits(captured_forward(batch)))
-        eager = np.array(driver.model.logits(captured_forward.eager(batch)))
-        repeats = all(np.array_equal(step, driver.model.logits(captured_forward(batch))) for _ in range(20))
-        print(
-            f"{name}: prompt {nmse(whole, logits):.1e}, after steps {nmse(last[-3:], logits[24:27]):.1e}, "
-            f"captured = eager {np.array_equal(step, eager)}, 20 repeats identical {repeats}",
-            flush=True,
-        )
-
-
-SHAPES = {"xing4_0": 32, "deepseek-v2-lite": 16, "deepseek-v3": 128}
-"""Heads; every one has a latent of 512 values and a key of 64."""
-SETTINGS = ((32, 4, 3, 256), (32, 4, 3, 128), (32, 4, 3, 512), (32, 4, 2, 256), (64, 8, 3, 256))
-"""Keys in a tile, warps, stages, keys in a split of a single row, of which several have twice as many."""
-
-
-def times() -> None:
-    """Microseconds of a layer's attention in decode steps, beside what its rows take at 4.3 TB/s."""
-    pool = torch.randn(1 << 21, 576, device=DEVICE).half()
-    for name, count in SHAPES.items():
-        spec = LatentAttentionSpec(count, 512, 64, 0.07)
-        for streams in (1, 8, 32):
-            for length in (1, 4096, 32768):
-                time_attention(name, spec, pool, streams, length)
-
-
-def time_attention(name: str, spec: LatentAttentionSpec, pool: torch.Tensor, streams: int, length: int) -> None:
-    blocks = -(-length // BLOCK)
-    layers = max(1, min(24, len(pool) // (streams * blocks * BLOCK)))
-    table = RANDOM.permutation(streams * blocks).reshape(streams, blocks).astype(np.int32)
-    batch = to_device(batch_of(table, np.ones(streams, np.int32), np.full(streams, length - 1)), torch.device(DEVICE))
-    caches = [
-        pool[layer * streams * blocks * BLOCK :][: streams * blocks * BLOCK].view(-1, BLOCK, 576)
-        for layer in range(layers)
-    ]
-    q = torch.randn(streams, spec.num_heads * 512, device=DEVICE)
-    rope = torch.randn(streams, spec.num_heads * 64, device=DEVICE)
-    angles = CUDA.rope_angles(torch.ones(32, device=DEVICE), batch.positions, 1.0)
-    turned = CUDA.rope(rope, angles, 64, RopeLayout.ADJACENT)
-    line = []
-    for tile, warps, stages, split in SETTINGS:
-        if line and length == 1:
-            continue
-        cuda_latent.TILE, cuda_latent.WARPS, cuda_latent.STAGES = tile, warps, stages
-        cuda_latent.SPLIT = (split, 2 * split)
-        took = timed(lambda i: cuda_latent.attend(q, turned, caches[i], batch, spec, None, True), layers)
-        line.append(f"{tile}/{warps}/{stages}/{split} {took:.1f}")
-    floor = streams * length * 576 * 2 / 4.3e6
-    print(f"{name} {streams} x {length}: us {', '.join(line)}; bytes {floor:.1f}, {layers} layers", flush=True)
-
-
-PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (heads, attention, selection, streams, times)}
+PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (heads, attention, selection, streams)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for part in sys.argv[1:]:
-        if part in PARTS:
-            PARTS[part]()
-        else:
-            kind, _, names = part.partition("=")
-            {"oracles": oracles, "captured": captured}[kind](names)
+        name, _, values = part.partition("=")
+        oracles(values) if name == "oracles" else PARTS[name]()
         print(part, "agrees", flush=True)

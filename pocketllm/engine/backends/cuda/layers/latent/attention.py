@@ -13,14 +13,14 @@ from pocketllm.engine.backends.cuda.attention import ROTATIONS, Heads
 from pocketllm.engine.backends.cuda.layers.latent.kernels import attention as kernels
 from pocketllm.engine.backends.cuda.steps.batch import TILE_QUERIES, DeviceBatch
 
-SPLIT, MOST_SPLITS = (256, 512), (128, 64)
+SPLIT, MOST_SPLITS = (128, 256), (128, 64)
 """Keys in a split at least, and splits at most: of a single row, and of several; part of the numerics version."""
 TILE, WIDE_TILE = 32, 16
 """Cached rows that are multiplied at once, and of those in float32, for which shared memory is too small; part of the
 numerics version."""
 LINES = 16
 """Heads, or heads of some tokens, that a program has: rows of an instruction of the tensor cores."""
-STAGES, WARPS = 3, 4
+STAGES, WARPS = 2, 4
 MERGED_AT_ONCE, MERGED_VALUES = 16, 128
 
 
