@@ -155,7 +155,7 @@ def check_distinct(arms: Sequence[Arm], options: EngineOptions) -> None:
         if arm.name in seen_names:
             raise OptionError(f"two arms are called {arm.name!r}")
         seen_names.add(arm.name)
-        effective = effective_options(arm, options)
+        effective = as_run(effective_options(arm, options))
         options_told = sorted(effective.as_dict().items(), key=str)
         # over HTTP is how every process of this engine is asked, said or not
         what = arm.difference() | {"path": builds.of(arm), "options": options_told, "via": arm.runs_here}
@@ -180,6 +180,20 @@ def effective_options(arm: Arm, options: EngineOptions) -> EngineOptions:
     """The common options with the arm's own; OptionError for a value out of range, which it says the arm gave."""
     said = dict.fromkeys(arm.options, f"--arms {arm.name}")
     return replace(options, **arm.options, sources={**options.sources, **said})
+
+
+def as_run(options: EngineOptions) -> EngineOptions:
+    """With the backend's own sizes of steps, where they were not said; as they are where no backend would run them.
+
+    Raises OptionError where sizes do not go together.
+    """
+    from pocketllm.engine.backends.select import AUTO, bids
+    from pocketllm.engine.plan import backend_options
+    from pocketllm.engine.plan.sizes import sized
+
+    meant = [bid.capability for bid in bids(backend_options(options)) if options.backend in (AUTO, bid.name)]
+    first = next((capability for capability in meant if capability is not None), None)
+    return options if first is None else sized(options, first.sizes)
 
 
 class Builds:
