@@ -24,7 +24,8 @@ class SentencePieceBPE:
 
     def encode(self, text: str, *, is_start: bool) -> list[int]:
         """Ids of `text`; where it starts a sequence or follows a control token it gets the space prefix."""
-        prefix = SPACE if is_start and self._vocabulary.add_space_prefix and text else ""
+        has_one = self._vocabulary.prepend_scheme is not None and text.startswith((" ", SPACE))
+        prefix = SPACE if is_start and self._vocabulary.add_space_prefix and text and not has_one else ""
         ids: list[int] = []
         for piece in self._user_defined.split(prefix + text.replace(" ", SPACE)):
             if isinstance(piece, int):

@@ -136,7 +136,7 @@ class Tokenizer:
                 ids.append(piece)
             else:
                 ids += self._plain.encode(piece, is_start=is_start)
-            is_start = isinstance(piece, int)
+            is_start = isinstance(piece, int) and self._vocabulary.prepend_scheme != "first"
         return ids
 
     def _with_bos(self, ids: list[int]) -> list[int]:

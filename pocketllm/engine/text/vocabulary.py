@@ -55,7 +55,11 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class Vocabulary(TokenTable):
-    """All that encoding needs. `scores` is only for kind llama, `merges` for the others, `pre` for gpt2."""
+    """All that encoding needs. `scores` is only for kind llama, `merges` for the others, `pre` for gpt2.
+
+    prepend_scheme: of a directory whose space before a text is not put where there is one: `always`, or `first`, which
+    is not after control tokens; None: always, and before a space too.
+    """
 
     scores: list[float]
     merges: list[tuple[str, str]]
@@ -63,6 +67,7 @@ class Vocabulary(TokenTable):
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    prepend_scheme: str | None
 
 
 def read_tokens(metadata: Mapping[str, Any]) -> TokenTable:
@@ -101,6 +106,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_bos=_flag(metadata, "add_bos_token", pre.add_bos if pre else True),
         add_eos=_flag(metadata, "add_eos_token", False),
         add_space_prefix=table.kind != "gpt2" and _flag(metadata, "add_space_prefix", table.kind == "llama"),
+        prepend_scheme=metadata.get("tokenizer.huggingface.prepend_scheme"),
     )
 
 

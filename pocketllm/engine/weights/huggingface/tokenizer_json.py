@@ -33,8 +33,8 @@ def read_tokenizer(path: Path, config: Mapping[str, Any], read: Callable[[Path],
         )
     tokens, types = _tokens(tokenizer, model, config)
     keys = _pieces(tokenizer, model) if model.get("byte_fallback") else _byte_level(tokenizer, model)
-    keys |= {"tokens": tokens, "token_type": types, "add_bos_token": _adds_bos(tokenizer, tokens, config)}
-    keys |= _named_ids(tokens, config, settings)
+    keys |= {"tokens": tokens, "token_type": types, **_named_ids(tokens, config, settings)}
+    keys |= _added_ends(tokenizer, tokens, settings)
     if model.get("byte_fallback"):
         keys["scores"] = [-float(index) for index in range(len(tokens))]
     made = {f"tokenizer.ggml.{name}" if "." not in name else name: value for name, value in keys.items()}
@@ -72,9 +72,9 @@ def _tokens(
 
 
 def _byte_level(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    normalizer = (tokenizer.get("normalizer") or {}).get("type")
-    if normalizer not in (None, "NFC"):
-        raise unsupported(f"normalizer {normalizer}, but only NFC or none is read")
+    kinds = [step.get("type") for step in _normalizers(tokenizer)]
+    if set(kinds) - {"NFC"}:
+        raise unsupported(f"normalizer {', '.join(map(str, kinds))}, but only NFC or none is read")
     splits = [pattern for step in _steps(tokenizer.get("pre_tokenizer")) for pattern in _patterns(step)]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     return {
@@ -82,8 +82,14 @@ def _byte_level(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[
         "merges": merges,
         "tokenizer.huggingface.splits": splits,
         "tokenizer.huggingface.ignore_merges": bool(model.get("ignore_merges")),
-        "tokenizer.huggingface.nfc": normalizer == "NFC",
+        "tokenizer.huggingface.nfc": bool(kinds),
     }
+
+
+def _normalizers(tokenizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What text is changed by before it is cut, one after the other."""
+    normalizer = tokenizer.get("normalizer") or {}
+    return list(normalizer.get("normalizers", [normalizer])) if normalizer else []
 
 
 def _steps(step: Any) -> list[Mapping[str, Any]]:
@@ -114,31 +120,52 @@ def _pieces(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str,
     ]
     if any(index is None for index in made) or made != sorted(made):
         raise unsupported("merges that are not in the order of the ids they make")
-    normalizer = tokenizer.get("normalizer") or {}
-    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
-    kinds = [step.get("type") for step in steps]
+    steps = _normalizers(tokenizer)
     for step in steps:
         is_space = step.get("type") == "Replace" and step.get("content") == SPACE
         if not is_space and not (step.get("type") == "Prepend" and step.get("prepend") == SPACE):
             raise unsupported(f"normalizer {step.get('type')}, which is not read for pieces")
-    return {"model": "llama", "add_space_prefix": "Prepend" in kinds}
+    if any(step.get("type") == "Prepend" for step in steps):
+        return {"model": "llama", "add_space_prefix": True}
+    scheme = _prepend_scheme(tokenizer.get("pre_tokenizer"))
+    return {
+        "model": "llama",
+        "add_space_prefix": scheme != "never",
+        "tokenizer.huggingface.prepend_scheme": scheme,
+    }
 
 
-def _adds_bos(tokenizer: Mapping[str, Any], tokens: list[str], config: Mapping[str, Any]) -> bool:
-    """Whether the post-processor puts the token of config.json's bos_token_id first."""
-    processor = tokenizer.get("post_processor") or {}
-    for step in processor.get("processors", [processor]):
-        if step.get("type") != "TemplateProcessing" or not step.get("single"):
+def _prepend_scheme(pre_tokenizer: Any) -> str:
+    """Where a pre-tokenizer puts a mark of a space: first, always or never; one that cuts at spaces finds none."""
+    found = "never"
+    for step in _steps(pre_tokenizer):
+        if step.get("type") == "Split" and step.get("pattern") == {"String": " "}:
             continue
-        first = step["single"][0].get("SpecialToken", {}).get("id")
-        bos = config.get("bos_token_id")
-        if isinstance(bos, int) and 0 <= bos < len(tokens) and tokens[bos] == first:
-            return True
-    return False
+        found = step.get("prepend_scheme", "")
+        is_known = step.get("type") == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False
+        if not is_known or found not in ("first", "always", "never"):
+            raise unsupported(f"pre-tokenizer {step.get('type')} with settings that are not read for pieces")
+    return found
+
+
+def _added_ends(tokenizer: Mapping[str, Any], tokens: list[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether BOS comes first and EOS last: as tokenizer_config.json says, else as the post-processor does.
+
+    What the post-processor puts first is BOS, whatever config.json's bos_token_id is.
+    """
+    told = {name: settings[name] for name in ("add_bos_token", "add_eos_token") if settings.get(name) is not None}
+    if told:
+        return {name: bool(told.get(name)) for name in ("add_bos_token", "add_eos_token")}
+    processor = tokenizer.get("post_processor") or {}
+    singles = [step.get("single") or [] for step in processor.get("processors", [processor])]
+    first = next((single[0].get("SpecialToken", {}).get("id") for single in singles if single), None)
+    if first not in tokens:
+        return {"add_bos_token": False}
+    return {"add_bos_token": True, "bos_token_id": tokens.index(first)}
 
 
 def _named_ids(tokens: list[str], config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, int]:
-    """bos, eos (and up to two more ends), padding, as config.json says; else as tokenizer_config.json spells them."""
+    """bos, eos (and up to two more ends), padding, as tokenizer_config.json spells them; else as config.json says."""
 
     def spelled(name: str) -> int | None:
         text = settings.get(name)
@@ -156,11 +183,11 @@ def _named_ids(tokens: list[str], config: Mapping[str, Any], settings: Mapping[s
         reason = f"eos_token_id names {len(ordered)} tokens that end an answer, and at most {len(ENDS)} are read"
         raise UnsupportedFeatureError("tokenizer", [reason])
     found = dict(zip(ENDS, ordered, strict=False))
-    for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
-        value = config.get(key)
-        value = value if isinstance(value, int) else spelled("bos_token" if name == "bos" else "pad_token")
+    for name in ("bos", "pad"):
+        value, said = spelled(f"{name}_token"), config.get(f"{name}_token_id")
+        value = said if value is None and isinstance(said, int) else value
         if value is not None:
-            found[name] = value
+            found[{"pad": "padding"}.get(name, name)] = value
     return {f"{name}_token_id": value for name, value in found.items() if 0 <= value < len(tokens)}
 
 
