@@ -17,7 +17,7 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.packing import Packed
 from pocketllm.engine.backends.reference.ops import ReferenceOps
-from pocketllm.engine.models.families import llama, qwen3moe
+from pocketllm.engine.models.registry import find_family
 from tests.cuda.synthetic import Synthetic
 
 BLOCK = 16
@@ -44,16 +44,14 @@ class Copying(CudaOps):
 
 
 class Session:
-    """A loaded model with its cache; sequence s owns blocks of its own."""
+    """A loaded model with its cache; sequence s owns blocks of its own, and the state of that number."""
 
     def __init__(self, checkpoint: Any, ops: Any, sequences: int, length: int) -> None:
         self.ops, self.blocks = ops, -(-length // BLOCK)
-        family = {"llama": llama, "qwen3moe": qwen3moe}[checkpoint.metadata["general.architecture"]].FAMILY
-        self.model: Any = family.load(checkpoint, ops, length)
+        self.model: Any = find_family(checkpoint.metadata["general.architecture"]).load(checkpoint, ops, length)
         spec = self.model.kv_spec
-        cache = ops.new_kv_cache(
-            spec.num_layers, spec.num_kv_heads, spec.key_dim, spec.value_dim, sequences * self.blocks, BLOCK
-        )
+        self.has_states = spec.bytes_per_sequence() > 0
+        cache = spec.allocate(ops, sequences * self.blocks, BLOCK, sequences)
         self.captured = ops.capture(lambda batch: self.model.forward(batch, cache), 4096)
 
     def batch(self, ids: list[list[int]], starts: list[int], sequences: list[int] | None = None) -> ForwardBatch:
@@ -71,6 +69,7 @@ class Session:
             block_table=table,
             slot_mapping=table[rows, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK,
             logit_rows=(ends - 1).astype(np.int32),
+            state_slots=np.array(sequences if self.has_states else [], np.int32),
         )
 
     def logits(self, batch: ForwardBatch, captured: bool = True) -> Any:
