@@ -70,6 +70,10 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
     # -- admission -------------------------------------------------------------------------------------------------
     def check(self, request: Request) -> None:
         """Accept a request for `add`, or raise RequestError (ContextLengthError with counts) saying why never."""
