@@ -129,11 +129,11 @@ def streams() -> None:
             data, x, y, scale, base, first = of
             weight = Projection(ops.load_matrix(data, kind, (len(base), n * hidden)))
             vectors = ops.load_vector(scale), ops.load_vector(base)
-            hyper = HyperConnection(weight, *vectors, n, 20, 1e-6, 1e-5, clamp=0.5)
-            soft = SoftConnection(weight, *vectors, n, 20, 1e-6, 1e-5)
+            hyper = HyperConnection(weight, *vectors, n, 20, 1e-2, 1e-5, clamp=0.5)
+            soft = SoftConnection(weight, *vectors, n, 20, 1e-2, 1e-5)
             head = SoftConnection(
                 Projection(ops.load_matrix(first, "F32", (n, n * hidden))), ops.load_vector(scale[:1]),
-                ops.load_vector(base[:n]), n, 0, 1e-6, 1e-5,
+                ops.load_vector(base[:n]), n, 0, 1e-2, 1e-5,
             )  # fmt: skip
             found, own = ops.read_streams(rows(ops, x), hyper)
             own_streams = ops.write_streams(rows(ops, x), own, ops.add(found, rows(ops, y)))

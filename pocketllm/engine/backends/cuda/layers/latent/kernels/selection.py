@@ -61,8 +61,8 @@ def scores_kernel(
 
 @triton.jit
 def ordered(score):
-    """Bits of scores as integers in the scores' order, from 0 on; zeros of both signs are equal."""
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    """Bits of scores as unsigned integers in the scores' order. Zeros of a token's scores are of one sign."""
+    bits = score.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) | -2147483648)
 
 
