@@ -78,13 +78,13 @@ def write_several(out, out_sums, out_scales, value, row, place, units, N: tl.con
     is_first = (tl.arange(0, 32) < 16)[None, :]
     codes = (value * inverse * tl.where(is_first, 1.0, 1.0 / SECOND)).to(tl.float16)
     halves = tl.sum(tl.reshape(codes.to(tl.float32) * tl.where(is_first, 1.0, SECOND), [lines, 2, 16]), 2)
-    line, w = tl.arange(0, lines)[:, None], tl.arange(0, 16)[None, :]  # half, thread, pair
+    line, w = tl.arange(0, lines)[:, None], tl.arange(0, 16)[None, :]
     block = (place // N) * (units // 4) * N + line // 4 * N + place % N
     bits = codes.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     bits = tl.reshape(bits, [lines, 2, 4, 2, 2])  # half, thread, place in its pair, pair
-    words = tl.reshape(tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3), [lines, 16])
-    to = block * 64 + line % 4 * 16 + w // 8 * 8 + w % 2 * 4 + w // 2 % 4
-    tl.store(out + to, words, mask=(line < units) & (w >= 0))
+    words = tl.sum(bits << (16 * tl.arange(0, 2))[None, None, None, :, None], 3)
+    words = tl.reshape(tl.permute(words, (0, 1, 3, 2)), [lines, 16])  # as they are written: four at once
+    tl.store(out + (block * 64 + line % 4 * 16 + w), words, mask=(line < units) & (w >= 0))
     high = halves.to(tl.float16)
     low = (halves - high.to(tl.float32)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
     both = (high.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) | low

@@ -39,8 +39,8 @@ AT_ONCE, MAX_ROWS = 16, 32
 """Rows of x that one instruction takes: few, or as many as there may be."""
 WARPS = 4
 """Of a program: one instruction's 64 rows of a matrix."""
-PROGRAMS = 640
-"""Up to so many share rows of a matrix: five for each of 132 multiprocessors."""
+PROGRAMS = 528
+"""Up to so many share rows of a matrix: four for each of 132 multiprocessors, which have room for as many."""
 MAX_SPLITS = 16
 """Programs that share rows."""
 EARLY = 2
@@ -313,11 +313,10 @@ def several_kernel(
 
 
 def splits_of(packed: Packed) -> tuple[int, int]:
-    """Programs that share rows of a matrix and blocks of each, two at least; sums of a row depend on it."""
+    """Programs that share rows of a matrix, and blocks of each; sums of a row depend on it."""
     blocks, programs = packed.units // BLOCK_UNITS, -(-packed.rows // (WARPS * TILE_ROWS))
     splits = max(1, min(PROGRAMS // programs, MAX_SPLITS, blocks // 2))
     each = -(-blocks // splits)
-    each += each % 2 if splits > 1 else 0
     return -(-blocks // each), each
 
 
@@ -326,6 +325,7 @@ def multiply(x: Several, packed: Packed, y: Tensor, bias: Tensor | None = None, 
     layout, together = packed.layout, x.together
     programs = -(-packed.rows // (WARPS * TILE_ROWS))
     splits, each = splits_of(packed)
+    are_pairs = each % 2 == 0 and packed.units % (2 * BLOCK_UNITS) == 0
     parts = y
     if splits > 1:
         parts = torch.empty(programs * splits * WARPS * TILE_ROWS * together, dtype=torch.float32, device=y.device)
@@ -334,15 +334,17 @@ def multiply(x: Several, packed: Packed, y: Tensor, bias: Tensor | None = None, 
         y, y if bias is None else bias, y if residual is None else residual, parts, x.arrivals,
         len(x), y.stride(0), 0 if residual is None else residual.stride(0), packed.rows, len(packed.words) - 1,
         *layout.packed_table, units=packed.units, blocks_each=each, N=together, WARPS=WARPS, SPLITS=splits, EARLY=EARLY,
-        **steps_of(together, packed.units, programs * splits), OFFSET=layout.offset,
+        **steps_of(together, are_pairs, layout.group), OFFSET=layout.offset,
         GROUP=layout.group, FORM=int(layout.form), SCALES=int(layout.scales), HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, num_warps=WARPS, enable_fp_fusion=False, **OPTIONS,
     )  # fmt: skip
 
 
-def steps_of(together: int, units: int, programs: int) -> dict[str, int]:
-    """Blocks of a step and steps under way, as was fastest on an H200 for so many rows of x; no sum depends on them."""
-    if together == AT_ONCE:
-        return {"EACH": 2 if units % (2 * BLOCK_UNITS) == 0 else 1, "STAGES": 3}
-    # with three steps five programs fit into a multiprocessor, with four four of them
-    return {"EACH": 1, "STAGES": 4 if programs <= 4 * 132 or programs > 5 * 132 else 3}
+def steps_of(together: int, are_pairs: bool, group: int) -> dict[str, int]:
+    """Blocks of a step, and steps under way, as was fastest on an H200; no sum depends on them.
+
+    are_pairs: whether every program has an even number of blocks.
+    """
+    if together == AT_ONCE and group > 16 and are_pairs:
+        return {"EACH": 2, "STAGES": 3}
+    return {"EACH": 1, "STAGES": 4}

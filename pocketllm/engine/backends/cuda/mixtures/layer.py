@@ -236,12 +236,11 @@ def product(x: Operand, matrix: ExpertMatrices, groups: Groups, per_row: int, bi
             N=MANY_AT_ONCE, HAS_BIAS=has_bias, **form(matrix.packed), num_warps=8 if groups.each > 64 else 4,
         )  # fmt: skip
         return y
-    programs = -(-tiles // WARPS)
-    products.few_kernel[(programs, grid[1])](
+    products.few_kernel[(-(-tiles // WARPS), grid[1])](
         x.words, x.sums, x.scales, *groups.items, groups.pairs, *parts(matrix.packed), some_bias, y,
         len(matrix.packed.words) - 1, *matrix.packed.layout.packed_table,
         units=units, rows=matrix.rows, tiles=tiles, N=x.together, WARPS=WARPS, HAS_BIAS=has_bias,
-        **steps_of(x.together, units, programs * grid[1]), **form(matrix.packed),
+        **steps_of(x.together, units % 8 == 0, matrix.packed.layout.group), **form(matrix.packed),
         num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return y
