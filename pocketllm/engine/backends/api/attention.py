@@ -51,6 +51,18 @@ class ForwardBatch:
         return len(self.input_ids) == len(self.seq_lens)
 
 
+EMPTY_BATCH = ForwardBatch(
+    input_ids=np.zeros(0, np.int32),
+    positions=np.zeros(0, np.int32),
+    query_start_loc=np.zeros(1, np.int32),
+    seq_lens=np.zeros(0, np.int32),
+    block_table=np.zeros((0, 0), np.int32),
+    slot_mapping=np.zeros(0, np.int64),
+    logit_rows=np.zeros(0, np.int32),
+)
+"""A step of no sequence: what backends capture steps with."""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Geometry of one attention layer; q, k and v cross the seam flat: [tokens, heads * head_dim]."""

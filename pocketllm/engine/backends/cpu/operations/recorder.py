@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.attention import EMPTY_BATCH, ForwardBatch
 from pocketllm.engine.backends.cpu.library import Engine, Program, Step
 from pocketllm.engine.backends.cpu.program import LOGIT_ROWS, TOKENS, Append, Command, Value, address_of, fill
 
@@ -54,7 +54,7 @@ class Recorder:
     ) -> tuple[Any, ...]:
         arrays = [np.ascontiguousarray(x, np.float32) for x in inputs]
         step = Step()
-        kept = fill(step, batch or NOTHING)
+        kept = fill(step, batch or EMPTY_BATCH)
         if arrays:
             assert len({len(x) for x in arrays}) == 1, [x.shape for x in arrays]
             step.num_tokens = len(arrays[0])
@@ -77,17 +77,6 @@ def rows_of(x: Any) -> int:
     return x.rows if isinstance(x, Value) else TOKENS
 
 
-NOTHING = ForwardBatch(
-    input_ids=np.zeros(0, np.int32),
-    positions=np.zeros(0, np.int32),
-    query_start_loc=np.zeros(1, np.int32),
-    seq_lens=np.zeros(0, np.int32),
-    block_table=np.zeros((0, 0), np.int32),
-    slot_mapping=np.zeros(0, np.int64),
-    logit_rows=np.zeros(0, np.int32),
-)
-
-
 def batch_of(**arrays: Any) -> ForwardBatch:
     """A batch that has these fields only."""
-    return replace(NOTHING, **arrays)
+    return replace(EMPTY_BATCH, **arrays)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.attention import EMPTY_BATCH, ForwardBatch
 from pocketllm.engine.backends.api.drawing import Drawer
 from pocketllm.engine.backends.cuda.steps.batch import (
     TILE_QUERIES,
@@ -82,7 +81,7 @@ class StepGraph:
         self._host = torch.zeros(sum(sizes.of_arrays), dtype=torch.int32).pin_memory()
         self._filled = self._host.numpy()
         self._views = views_of(self._filled, sizes)
-        fill(self._filled, self._views, EMPTY, sizes)
+        fill(self._filled, self._views, EMPTY_BATCH, sizes)
         self._device = self._host.to("cuda")
         # a decode step's rows are its tokens
         batch = named(self._device, sizes, takes_all=sizes.rows == 0)
@@ -168,15 +167,3 @@ def captured_sizes(own: Sizes) -> Sizes | None:
 def power_above(number: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(number - 1, 0).bit_length()
-
-
-EMPTY = ForwardBatch(
-    input_ids=np.zeros(0, np.int32),
-    positions=np.zeros(0, np.int32),
-    query_start_loc=np.zeros(1, np.int32),
-    seq_lens=np.zeros(0, np.int32),
-    block_table=np.zeros((0, 0), np.int32),
-    slot_mapping=np.zeros(0, np.int64),
-    logit_rows=np.zeros(0, np.int32),
-)
-"""What is captured with: every place is an empty one."""
