@@ -103,6 +103,9 @@ def calibrate(
     earlier = None if resume is None else earlier_runs(resume, record_dir)
     calibration = Calibration(settings, runs, directory, earlier)
     interrupted = measure(calibration, options)
+    if interrupted and not calibration.done:
+        say("interrupted before the first run had ended: nothing is kept")
+        raise typer.Exit(EXIT_INTERRUPTED)
     path = calibration.finish(complete=not interrupted)
     show(calibration, as_json)
     say(f"record: {display(path)}")
@@ -195,14 +198,12 @@ class Calibration:
         )
 
     def finish(self, complete: bool) -> Path:
-        """Close the record with its summary; NotJudgedError when not one run has ended."""
+        """Close the record of one run or more with its summary; that of before where none was added."""
         from pocketllm.bench.analysis.calibration import summarize
-        from pocketllm.errors import NotJudgedError
 
-        if self.writer is None and self.earlier is not None:
-            return self.earlier.path
         if self.writer is None:
-            raise NotJudgedError("no run has ended, so there is nothing to keep")
+            assert self.earlier is not None, "no run has ended"
+            return self.earlier.path
         return self.writer.finish({"summary": summarize(self.rows)}, complete=complete)
 
 
