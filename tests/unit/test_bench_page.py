@@ -417,7 +417,9 @@ def test_the_command_writes_page_and_pictures_and_a_json_document(record: Record
     ("arguments", "told"),
     [
         ([str(THREE_ARMS), "--as", "wrk"], "--as 'wrk': known are vllm, sglang, guidellm, aiperf, llama-bench"),
-        ([str(THREE_ARMS), "--html", "/nowhere/a.html"], "cannot write /nowhere/a.html: No such file or directory"),
+        ([str(THREE_ARMS), "--html", "/nowhere/a.html"], "cannot write --html /nowhere/a.html: there is no folder"),
+        ([str(THREE_ARMS), "--html", "."], "cannot write --html .: it is a folder"),
+        ([str(THREE_ARMS), "--svg", f"{THREE_ARMS}/a.svg"], f"cannot write --svg {THREE_ARMS}/a.svg: there is no"),
         (["nothing.parquet"], "no record file nothing.parquet"),
     ],
 )

@@ -314,3 +314,10 @@ def test_a_proposal_that_finds_no_room_leaves_the_one_before_it_whole(
         folder.write_answer(ANSWER)
     assert file.read_bytes() == before
     assert list(folder.path.iterdir()) == [file]
+
+
+def test_fixtures_that_cannot_be_written_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+
+    with pytest.raises(RecordError, match=r"^cannot write .*capital.json.*; choose another --fixtures$"):
+        FixtureFolder(tmp_path / "file").write_case(CHAT)

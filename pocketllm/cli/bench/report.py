@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketllm.cli.bench.terminal import columns, paint, show
-from pocketllm.cli.output import command, say, write_json
+from pocketllm.cli.output import check_place, command, say, write_json
 
 if TYPE_CHECKING:
     from pocketllm.bench.reports.series import Series
@@ -51,6 +51,8 @@ def report(
     chosen = list(dict.fromkeys(views or []))
     for name in chosen:
         find_view(name)
+    for path, flag in ((html, "--html"), (png, "--png"), (svg, "--svg")):
+        check_place(path, flag)
     found = bench_record(record, record_dir)
     series = Series(found.document, found.row_dicts)
     write_files(series, html, png, svg, chosen)

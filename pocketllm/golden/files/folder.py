@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +131,8 @@ class FixtureFolder:
             partial.write_text(text, encoding="utf-8")
             partial.replace(file)  # what was proposed before stands until the new one is whole
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # where its folder is none it is not there either
+                partial.unlink(missing_ok=True)
             raise RecordError(
                 f"cannot write {self.label(file)}: {error.strerror}; choose another --fixtures"
             ) from error
