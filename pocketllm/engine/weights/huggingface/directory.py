@@ -118,7 +118,7 @@ def _opened(path: Path) -> tuple[list[DirectoryPart], tuple[Path, ...]]:
         **mapped.metadata,
         **read_tokenizer(path, config, read_json),
     }
-    is_tied = config.get("tie_word_embeddings", getattr(module, "TIED", False))
+    is_tied = {**defaults_of(module), **config}.get("tie_word_embeddings", False)
     opened: list[SafetensorsFile] = []
     try:
         opened.extend(open_safetensors(shard) for shard in shard_paths(path))
@@ -253,7 +253,13 @@ def _mapped(config: Config, kind: Any) -> tuple[Any, Mapped]:
         reason = f"config.json has model_type {kind!r:.60}; safetensors are read for {', '.join(known())}"
         raise UnsupportedFeatureError("Hugging Face directory", [reason])
     module = import_module(f"{names.__name__}.{known()[kind]}")
-    return module, module.read(config)
+    return module, module.read(Config({**defaults_of(module), **config.values}))
+
+
+def defaults_of(module: Any) -> Mapping[str, Any]:
+    """What transformers takes for a key that a config.json leaves out, as it does in published ones."""
+    defaults: Mapping[str, Any] = getattr(module, "DEFAULTS", {})
+    return defaults
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:

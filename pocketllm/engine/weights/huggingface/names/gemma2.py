@@ -19,8 +19,17 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("gemma2",)
 ARCHITECTURE = "gemma2"
-TIED = True
-"""What a config.json without the word means."""
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 
 
 def read(config: Config) -> Mapped:

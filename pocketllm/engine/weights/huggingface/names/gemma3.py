@@ -22,8 +22,18 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("gemma3_text", "gemma3")
 ARCHITECTURE = "gemma3"
-TIED = True
-"""What a config.json without the word means."""
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+}
+"""Published directories of models that see images say little more of their text part than its width and depth."""
 NORMS_AROUND = {
     "input_layernorm": Rule("attn_norm"),
     "post_attention_layernorm": Rule("post_attention_norm"),

@@ -19,6 +19,13 @@ from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("gpt_oss",)
 ARCHITECTURE = "gpt-oss"
+DEFAULTS = {
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "sliding_window": 128,
+}
 PARTS = {
     "input_layernorm": Rule("attn_norm"),
     "post_attention_layernorm": Rule("post_attention_norm"),

@@ -25,6 +25,7 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("llama", "mistral")
 ARCHITECTURE = "llama"
+DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 
 
 def read(config: Config) -> Mapped:

@@ -20,6 +20,7 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("olmo2", "olmo3")
 ARCHITECTURE = "olmo2"
+DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 NORMS = {
     "post_attention_layernorm": Rule("post_attention_norm"),
     "post_feedforward_layernorm": Rule("post_ffw_norm"),
@@ -30,9 +31,9 @@ NORMS = {
 def read(config: Config) -> Mapped:
     """Keys and names."""
     config.require("hidden_act", "silu")
-    keys = rotary(config.rope("full_attention"))
-    if config.values.get("model_type") == "olmo3":
-        keys |= windows(config)
+    is_windowed = config.values.get("model_type") == "olmo3"
+    config = Config({"rope_theta": 5e5, **config.values}) if is_windowed else config
+    keys = rotary(config.rope("full_attention")) | (windows(config) if is_windowed else {})
     rules = around() | layers(config, merged(ATTENTION, FEED_FORWARD, NORMS))
     return Mapped(decoder(ARCHITECTURE, config) | prefixed(ARCHITECTURE, keys), rules)
 

@@ -16,6 +16,7 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("qwen2",)
 ARCHITECTURE = "qwen2"
+DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 
 
 def read(config: Config) -> Mapped:

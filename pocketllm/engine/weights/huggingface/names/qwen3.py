@@ -17,6 +17,7 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("qwen3",)
 ARCHITECTURE = "qwen3"
+DEFAULTS = {"head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 
 
 def read(config: Config) -> Mapped:

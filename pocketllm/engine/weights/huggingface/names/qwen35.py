@@ -30,6 +30,18 @@ from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
 ARCHITECTURE = "qwen35"
+DEFAULTS = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 OTHER_PARTS = ("model.visual.", "visual.", "mtp.")
 """Images, and the layer that guesses further tokens."""
 NORMS = {

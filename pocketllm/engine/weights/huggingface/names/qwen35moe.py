@@ -16,6 +16,18 @@ from pocketllm.engine.weights.huggingface.rules import (
 
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_moe")
 ARCHITECTURE = "qwen35moe"
+DEFAULTS = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 SHARED_EXPERT = {f"mlp.shared_expert.{part}_proj": Rule(f"ffn_{part}_shexp") for part in ("gate", "up", "down")} | {
     "mlp.gate": Rule("ffn_gate_inp"),
     "mlp.shared_expert_gate": Rule("ffn_gate_inp_shexp"),

@@ -23,6 +23,7 @@ from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("qwen3_moe",)
 ARCHITECTURE = "qwen3moe"
+DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 
 
 def read(config: Config) -> Mapped:

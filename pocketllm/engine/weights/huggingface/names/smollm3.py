@@ -6,8 +6,14 @@ from pocketllm.errors import CheckpointError
 
 MODEL_TYPES = ("smollm3",)
 ARCHITECTURE = "smollm3"
-TIED = True
-"""What a config.json without the word means."""
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 2e6,
+}
 PERIOD = 4
 
 
