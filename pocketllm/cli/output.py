@@ -107,6 +107,15 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open while the process lives
 
 
+def is_directory_gone() -> bool:
+    """Whether the working directory has been removed under us: nothing can then be found or put by a relative path."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM like ctrl-C: what was paid for is kept, and servers that a command started are ended."""
@@ -153,6 +162,9 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except OSError as error:
+            if is_directory_gone():
+                say("error: the working directory is gone: change to one that is there")
+                raise typer.Exit(EXIT_REFUSED) from None
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 tell_bug()
                 raise typer.Exit(EXIT_BUG) from None

@@ -99,6 +99,18 @@ def test_a_file_that_cannot_be_written_in_the_end_is_refused_in_the_beginning(pl
     assert verify.stderr == gate.stderr
 
 
+def test_a_working_directory_that_is_gone_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    shell = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && "{sys.executable}" -m pocketllm records ls'
+    environment = {**os.environ, "PYTHONPATH": str(Path(program.__file__).parents[1])}
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False, env=environment)
+
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the working directory is gone: change to one that is there\n",
+    )
+
+
 def test_ctrl_c_while_commands_are_imported_is_one_word_and_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
