@@ -11,6 +11,7 @@ from pocketllm.engine.backends.cuda.layers.latent.kernels.heads import heads_pro
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
 from pocketllm.engine.backends.cuda.mixtures.groups import TO_FEW, TO_MANY, Groups, gather, room_for
 from pocketllm.engine.backends.cuda.mixtures.layer import product
+from pocketllm.engine.backends.cuda.steps.graphs import TOKENS
 
 AT_A_TIME = 16
 """Values of a head that one program computes of plain weights."""
@@ -22,7 +23,9 @@ def project_heads(x: Tensor, weight: ExpertMatrices, are_few: bool) -> Tensor:
     if isinstance(weight.held, Plain):
         return few_plain(x, weight, weight.held) if are_few else many_plain(x, weight, weight.held)
     # a token is a row of each head, which is its "expert"
-    groups = of_heads(tokens, heads, not are_few, x.device)
+    # a captured step reads them where they are for ever; a larger one is never captured, and may be of any size
+    make = of_heads if tokens <= TOKENS[-1] else of_heads.__wrapped__
+    groups = make(tokens, heads, not are_few, x.device)
     own = x.reshape(tokens * heads, weight.cols)
     gathered = gather(own, own, groups, 1, TO_FEW if are_few else TO_MANY)
     return product(gathered, weight, groups, 1, None).view(tokens, heads * weight.rows)
