@@ -49,8 +49,8 @@ class Hybrid(Synthetic):
         }  # fmt: skip
         recurrent = {"attn_qkv": (channels, HIDDEN), "attn_gate": (inner, HIDDEN), "ssm_out": (HIDDEN, inner)}
         feed_forward = {"ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER)}
-        for name, shape in {**(attention if has_attention else recurrent), **feed_forward}.items():
-            self._add(f"{block}{name}.weight", "Q6_K" if name in ("attn_v", "ffn_down") else "Q4_K", *shape)
+        for name, matrix in {**(attention if has_attention else recurrent), **feed_forward}.items():
+            self._add(f"{block}{name}.weight", "Q6_K" if name in ("attn_v", "ffn_down") else "Q4_K", *matrix)
         plain: dict[str, tuple[int, ...]] = dict.fromkeys(("attn_norm.weight", "post_attention_norm.weight"), (HIDDEN,))
         if has_attention:
             plain |= dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (HEAD_DIM,))

@@ -11,17 +11,18 @@ from tests.cuda.interpreter import in_interpreter
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
 FULL = pytest.mark.full
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "olmo2", "gemma2", "gemma3", "gemma4", "gpt-oss", "mimo2")
-FAMILIES += ("minimax-m2", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
+FAMILIES += ("minimax-m2", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp")
 
 
 @needs_triton
 @pytest.mark.parametrize(
     "names",
     [
-        ("gpt_oss:6", "lfm2:8", "qwen3_5_text:7"),
+        ("lfm2:8", "qwen3_5_text:7"),
         pytest.param(("gemma2", "gemma4_text", "gemma4_mixture", "olmo2", "smollm3", "mimo_v2_flash"), marks=FULL),
         pytest.param(("gpt_oss", "lfm2_four_taps", "lfm2moe", "qwen3_next", "qwen35moe"), marks=FULL),
         pytest.param(("folded_PTQ1_0", "folded_PQ2_0"), marks=FULL),
+        pytest.param(("qwen4_exp_text",), marks=FULL),
     ],
     ids=" ".join,
 )

@@ -25,6 +25,7 @@ OPS = frozenset(
     | {"new_latent_cache", "store_latent", "latent_attention", "project_heads", "select_keys", "layer_norm"}
     | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
     | {"new_states", "copy_states", "causal_conv", "gated_delta", "hadamard", "copy_blocks"}
+    | {"select_groups", "selected_attention", "ngram_embed", "gate_streams", "add_gated"}
 )
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""

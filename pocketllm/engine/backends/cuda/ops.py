@@ -21,6 +21,8 @@ from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
+from pocketllm.engine.backends.cuda.layers.indexed.groups import Groups, attend_groups
+from pocketllm.engine.backends.cuda.layers.indexed.ops import IndexedOps
 from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache
 from pocketllm.engine.backends.cuda.layers.latent.ops import LatentOps
 from pocketllm.engine.backends.cuda.layers.operands import (
@@ -48,7 +50,7 @@ from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CudaOps(LatentOps, RecurrentOps, StreamOps):
+class CudaOps(IndexedOps, LatentOps, RecurrentOps, StreamOps):
     """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
 
     def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:
@@ -57,6 +59,7 @@ class CudaOps(LatentOps, RecurrentOps, StreamOps):
         self._products = Products(self._device)
         self._mixtures = Mixtures(self._products)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
+        self._constants = {}
         # an engine that is let go takes its cache and graphs with it
         self._captured: WeakSet[Captured] = WeakSet()
         self._num_graphs = 0
@@ -178,6 +181,13 @@ class CudaOps(LatentOps, RecurrentOps, StreamOps):
         self, q: Rows, sinks: Tensor, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec
     ) -> Rows:
         return self._attend(q, sinks, cache, layer, batch, spec)
+
+    def selected_attention(
+        self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec, selection: Groups
+    ) -> Tensor:
+        self._store_new()
+        heads = q if isinstance(q, Heads) else Heads(written(q), spec.head_dim)
+        return attend_groups(heads, cache, layer, self._of(batch), spec, selection)
 
     def _attend(
         self,

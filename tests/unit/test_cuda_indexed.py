@@ -1,0 +1,18 @@
+"""Groups that an index picks, n-grams and gates of streams on the CUDA backend, in Triton's interpreter on the CPU."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.cuda.interpreter import in_interpreter
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
+@pytest.mark.parametrize(
+    "parts", [("ngrams", "gates"), pytest.param(("groups",), marks=pytest.mark.full)], ids="-".join
+)
+def test_what_qwen4exp_asks_for_agrees_with_the_reference(parts: tuple[str, ...]) -> None:
+    answer = in_interpreter("tests.cuda.indexed", *parts, timeout_s=400)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert [f"{part} agrees" in answer.stdout for part in parts] == [True] * len(parts)
