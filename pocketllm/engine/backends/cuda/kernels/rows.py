@@ -160,9 +160,11 @@ def write_rows(
     lines = triton.next_power_of_2(units)
     if weight is None and form in (FLOAT.value, UNITS.value):
         lines = min(lines, CHUNK // 32)
+    # several rows leave most multiprocessors without work: one with more warps is sooner done
+    warps = 4 if lines <= 64 else 8 if lines <= 128 else 16
     rows_kernel[(rows, -(-units // lines))](
         x, x if up is None else up, x if weight is None else weight, *targets, x.stride(0),
         0 if up is None else up.stride(0), width, units, eps,
         LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, N=together,
-        COUNTERS=counters, num_warps=4 if lines <= 64 else 8 if lines <= 128 else 16,
+        COUNTERS=counters, num_warps=warps * 2 if form == SEVERAL.value else warps,
     )  # fmt: skip
