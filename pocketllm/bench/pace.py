@@ -127,3 +127,9 @@ def minutes(seconds: float) -> str:
     ('42 s', '2.5 min')
     """
     return f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def plan_words(fitted: Fitted, num_arms: int) -> str:
+    """What will run, in half a sentence."""
+    starts = f" in {fitted.starts} starts" if fitted.starts > 1 else ""
+    return f"{fitted.blocks} blocks of {num_arms} slots{starts}, measured requests a slot: {fitted.requests}"

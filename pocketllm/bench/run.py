@@ -12,7 +12,7 @@ from pocketllm.bench.analysis.contrasts import Question, analyze, half_width, in
 from pocketllm.bench.analysis.history import history_key, null_history
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.arm import Arm, ArmSet, claim
-from pocketllm.bench.pace import Pace, Wish, minutes
+from pocketllm.bench.pace import Pace, Wish, minutes, plan_words
 from pocketllm.bench.record import end_document, start_document, without_words
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.schedule import MIN_BLOCKS, Costs, Fitted, Slot, order, row_set_size
@@ -161,7 +161,7 @@ class Run:
                 probe_s = time.perf_counter() - before
             found = self.add_costs(found, place, probe_s)
             self.settings.wish.refuse_early(found, time.perf_counter() - begun)
-        self.checks += agreement(answers)
+        self.checks += validity.agreement(answers)
         return replace(found, start_s=self.rig.renew_s + time.perf_counter() - begun)
 
     def add_costs(self, costs: Costs, place: Place, probe_s: float) -> Costs:
@@ -216,15 +216,12 @@ class Run:
         scenario = self.fitting_scenario()
         self.check_golden()
         begun = time.perf_counter()
-        self.progress.say("warming up and calibrating every arm")
-        meters = scenario.meters(self.rig.targets) if scenario.meters else {}
-        self.load = SlotLoad(scenario, self.rig, settings.seed, meters)
-        costs = self.warm_up()
-        fitted = settings.wish.fit(costs, scenario.burnin, time.perf_counter() - begun)
+        fitted = self.calibrate(scenario, begun)
         slots = order(settings.arm_set.names, fitted.blocks, settings.seed, fitted.starts)
         question = Question(scenario, settings.arm_set, slots, settings.margins)
         self.progress.say(f"{plan_words(fitted, len(settings.arm_set.arms))}, about {minutes(fitted.seconds)}")
         document = start_document(question, self.rig, fitted, settings.seed, settings.arguments)
+        meters = self.load.meters
         document |= {"meter": {name: meter.facts for name, meter in meters.items()}} if meters else {}
         writer = RecordWriter("bench", document, settings.directory)
         self.fingerprints = self.rig.fingerprints()
@@ -243,13 +240,23 @@ class Run:
         except BaseException as error:
             writer.finish({"ended_by": type(error).__name__}, complete=False)
             raise
-        analysis = analyze(self.so_far(question), self.whole_blocks_only(), self.checks)
-        ending = end_document(question, analysis, time.perf_counter() - begun, self.notes(slots))
-        ending |= {"starts": self.start + 1, "claim": claim(settings.arm_set.isolation, self.start + 1)}
-        if interrupted:
-            ending = without_words(ending)
-        path = writer.finish(ending, complete=not interrupted)
+        ending = self.ending(question, time.perf_counter() - begun)
+        path = writer.finish(without_words(ending) if interrupted else ending, complete=not interrupted)
         return Outcome(writer.document, path, interrupted)
+
+    def calibrate(self, scenario: Scenario, begun: float) -> Fitted:
+        """Every arm once, with what the scenario reads it by; how much of it fits into what was asked for."""
+        self.progress.say("warming up and calibrating every arm")
+        meters = scenario.meters(self.rig.targets) if scenario.meters else {}
+        self.load = SlotLoad(scenario, self.rig, self.settings.seed, meters)
+        costs = self.warm_up()
+        return self.settings.wish.fit(costs, scenario.burnin, time.perf_counter() - begun)
+
+    def ending(self, question: Question, wall_s: float) -> dict[str, Any]:
+        """What a record ends with: what the blocks that ran come to, and what can be claimed of them."""
+        analysis = analyze(self.so_far(question), self.whole_blocks_only(), self.checks)
+        ending = end_document(question, analysis, wall_s, self.notes(question.slots))
+        return ending | {"starts": self.start + 1, "claim": claim(self.settings.arm_set.isolation, self.start + 1)}
 
     def measure(
         self, question: Question, fitted: Fitted, append: Callable[[list[dict[str, Any]]], None], pace: Pace
@@ -374,26 +381,6 @@ def answered(arm: Arm, sample: Sample) -> Sample:
     if sample.error is not None:
         raise NotJudgedError(f"arm {arm.name} does not answer: {sample.error}")
     return sample
-
-
-def agreement(answers: Mapping[str, Sample]) -> list[Check]:
-    """A V11 note when arms answer one and the same prompt differently; texts are compared where ids are not known."""
-    if not answers:
-        return []
-    by_ids = all(sample.out_ids is not None for sample in answers.values())
-    given = {name: sample.out_ids if by_ids else sample.out_text for name, sample in answers.items()}
-    first = next(iter(given))
-    differ = [name for name, answer in given.items() if answer != given[first]]
-    if not differ:
-        return []
-    text = f"{', '.join(differ)} gives other {'token ids' if by_ids else 'text'} than {first} (greedy)"
-    return [Check("V11", Severity.NOTE, float(len(differ)), text)]
-
-
-def plan_words(fitted: Fitted, num_arms: int) -> str:
-    """What will run, in half a sentence."""
-    starts = f" in {fitted.starts} starts" if fitted.starts > 1 else ""
-    return f"{fitted.blocks} blocks of {num_arms} slots{starts}, measured requests a slot: {fitted.requests}"
 
 
 def interval_words(question: Question, measured: Sequence[Measured]) -> str:

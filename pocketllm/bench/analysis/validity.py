@@ -1,7 +1,7 @@
 """The validity rules V01…V15: each with its value, and how far it reaches; pure.
 
 V01 to V04 read the requests, V05 to V07 the contrasts, V08 to V10 and V13 to V15 the conditions they were measured in
-(`conditions.py`); V11 and V12 are found by the run itself.
+(`conditions.py`); of V11 the golden gate is asked by the run itself.
 """
 
 import math
@@ -185,6 +185,20 @@ def order_checks(metric: str, arm: str, fit: Fit, k: int, margin: float) -> list
             text = f"{metric}, {arm}: {what} changes the time by {math.expm1(size):+.1%}"
             checks.append(Check(code, severity, math.expm1(size), text))
     return checks
+
+
+def agreement(answers: Mapping[str, Sample]) -> list[Check]:
+    """A V11 note when arms answer one and the same prompt differently; texts are compared where ids are not known."""
+    if not answers:
+        return []
+    by_ids = all(sample.out_ids is not None for sample in answers.values())
+    given = {name: sample.out_ids if by_ids else sample.out_text for name, sample in answers.items()}
+    first = next(iter(given))
+    differ = [name for name, answer in given.items() if answer != given[first]]
+    if not differ:
+        return []
+    text = f"{', '.join(differ)} gives other {'token ids' if by_ids else 'text'} than {first} (greedy)"
+    return [Check("V11", Severity.NOTE, float(len(differ)), text)]
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[Check]:
