@@ -288,11 +288,17 @@ def test_a_key_file_that_is_missing_or_an_empty_variable_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("said", "flag"), [({"host": " "}, "--host is empty"), ({"max_body_bytes": 0}, "--max-body-bytes 0 must be")]
+    ("said", "flag"),
+    [
+        ({"host": " "}, "--host is empty"),
+        ({"max_body_bytes": 0}, "--max-body-bytes 0 must be"),
+        *(({"allowed_hosts": (name,)}, f"--allowed-host '{name}' must be") for name in ("", "box:80", "http://box")),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused_by_their_flag(said: dict[str, Any], flag: str) -> None:
     with pytest.raises(OptionError, match=f"^{flag}"):
         ServerSettings(**said)
+    assert ServerSettings(allowed_hosts=("box.lan", "fe80::1")).allowed_hosts
 
 
 def test_settings_do_not_show_their_keys() -> None:

@@ -146,6 +146,9 @@ class ServerSettings:
         for origin in self.allowed_origins:
             if not re.fullmatch(r"https?://[^/\s*]+", origin):
                 raise OptionError(f"--allowed-origin {origin} must be like https://example.org, without a path")
+        for name in self.allowed_hosts:
+            if not re.fullmatch(r"[^/\s:*]+|[0-9a-f:]+", name):
+                raise OptionError(f"--allowed-host {name!r} must be a name like box.lan, without a scheme and a port")
         if any(not name.strip() for name in self.served_model_names):
             raise OptionError("--served-model-name must not be empty")
         if not (self.is_loopback or self.api_keys or self.allow_unauthenticated):
