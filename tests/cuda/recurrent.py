@@ -20,6 +20,7 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.cuda.layers.recurrent import layers
+from pocketllm.engine.backends.cuda.layers.recurrent.kernels import delta
 from pocketllm.engine.backends.cuda.steps.batch import to_device
 from tests.cuda.interpreted import rows
 from tests.cuda.kernels import timed
@@ -218,7 +219,7 @@ def sweep(layer: "Layer", copies: int) -> None:
             for name, value in named.items():
                 stack.enter_context(changed(name, value))
             print(f"    {values} {warps} {solving}: {timed(layer.rule, copies):.1f} us", flush=True)
-        with changed("SOLVE_WARPS", solving), without(layers.delta, "states_kernel"):
+        with changed("SOLVE_WARPS", solving), without(delta, "states_kernel"):
             print(f"    without its states: {timed(layer.rule, copies):.1f} us", flush=True)
 
 
@@ -255,7 +256,7 @@ class Layer:
         self.x, self.kernel = torch.randn(total, channels, device=DEVICE), torch.randn(channels, 4, device=DEVICE)
         self.step, self.share = (torch.randn(total, 48, device=DEVICE) for _ in range(2))
         self.net = LARGE.net(CUDA)
-        self.batch = to_device(batch_of([(slot, 100, some) for slot, some in enumerate(segments)]), CUDA._device)
+        self.batch: Any = to_device(batch_of([(slot, 100, some) for slot, some in enumerate(segments)]), CUDA._device)
         self.states_bytes, self.rows_bytes = count * 2 * 4 * 48 * 128 * 128, total * 4 * (channels + 48 * 128)
         self.conv_bytes = total * 8 * channels + count * 24 * channels
 
