@@ -69,19 +69,22 @@ class Wish:
         return fitted
 
     def refuse_early(self, costs: Costs, spent_s: float) -> None:
-        """Do not warm up the other arms for a budget that cannot even hold arms as quick as the quickest so far."""
+        """Do not warm up what is left for a budget that cannot even hold arms as quick as the quickest so far.
+
+        Of an arm that has not answered every point, `costs` may hold what the others took.
+        """
         quickest = min(costs.request_s)
         least = replace(costs, request_s=(quickest,) * self.num_arms).minimum_s(self.requests, self.starts)
         if self.budget_s is not None and spent_s + least > self.budget_s:
-            raise self.refusal(spent_s + least)
+            raise self.refusal(spent_s + least, "at least about")
 
-    def refusal(self, needed_s: float) -> OptionError:
+    def refusal(self, needed_s: float, word: str = "about") -> OptionError:
         """Why a budget cannot hold a run, and what would."""
         fewest = whole_row_sets(MIN_BLOCKS, self.num_arms, self.starts)
         starts = f" in {self.starts} starts" if self.starts > 1 else ""
         return OptionError(
             f"--budget {self.budget_s:g}s cannot hold {fewest} blocks of {self.num_arms} arms{starts}, the fewest that "
-            f"can be judged: they need about {minutes(needed_s)} here; raise --budget or ask for less"
+            f"can be judged: they need {word} {minutes(needed_s)} here; raise --budget or ask for less"
         )
 
 

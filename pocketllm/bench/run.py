@@ -159,16 +159,15 @@ class Run:
                 before = time.perf_counter()
                 answers[arm.name] = answered(arm, self.load.probe(place))
                 probe_s = time.perf_counter() - before
-            found = self.add_costs(found, place, probe_s)
-            self.settings.wish.refuse_early(found, time.perf_counter() - begun)
+            found = self.add_costs(found, place, probe_s, begun)
         self.checks += validity.agreement(answers)
         return replace(found, start_s=self.rig.renew_s + time.perf_counter() - begun)
 
-    def add_costs(self, costs: Costs, place: Place, probe_s: float) -> Costs:
-        """Run one slot of an arm, and say what its points take: a request, where their number is to be fitted."""
+    def add_costs(self, costs: Costs, place: Place, probe_s: float, begun: float) -> Costs:
+        """Run one slot of an arm, and add what its points take: a request, where their number is to be fitted."""
         scenario = self.load.scenario
         open_s: list[float] = []
-        fixed_s = 0.0
+        fixed_s = costs.fixed_s
         for point in scenario.shapes:
             before = time.perf_counter()
             for _, sample in self.load.run(place, Amount(1, scenario.burnin), [point]):
@@ -178,9 +177,11 @@ class Run:
                 open_s.append(took_s / (1 + scenario.burnin))
             else:
                 fixed_s += took_s
-        # the probe is such a request too; the quicker reading counts: a disturbed one must not refuse a run
-        request_s = min(open_s[0], probe_s) + sum(open_s[1:]) if open_s else 0.0
-        return replace(costs, request_s=(*costs.request_s, request_s), fixed_s=costs.fixed_s + fixed_s)
+            # the probe is such a request too; the quicker reading counts: a disturbed one must not refuse a run
+            request_s = min(open_s[0], probe_s) + sum(open_s[1:]) if open_s else 0.0
+            found = Costs((*costs.request_s, request_s), fixed_s)
+            self.settings.wish.refuse_early(found, time.perf_counter() - begun)  # the next point may take minutes
+        return found
 
     def soak(self, fitted: Fitted, spent_s: float) -> bool | None:
         """Slots of the baseline until the last ones drift by less than half the margin; None: no time for it."""

@@ -389,11 +389,22 @@ def test_blocks_are_rounded_up_and_said(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_cannot_hold_the_minimum_is_refused_before_measuring(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"cannot hold 12 blocks of 3 arms.*they need about") as caught:
+    with pytest.raises(OptionError, match=r"cannot hold 12 blocks of 3 arms.*they need at least about") as caught:
         run(tmp_path, blocks=None, budget_s=1e-6)
 
     assert caught.value.exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_that_the_first_point_breaks_is_refused_before_a_longer_one_is_waited_for(tmp_path: Path) -> None:
+    scenario = find_scenario("prefill")
+    made = settings(tmp_path, scenario=scenario)
+    rig = steady_rig(made.arm_set, {"base": 0.01, "b": 0.01, "null": 0.01})
+    with pytest.raises(OptionError, match=r"they need at least about .* here; raise --budget or ask for less"):
+        run(tmp_path, rig=rig, scenario=scenario, blocks=None, requests=None, budget_s=1e-6)
+    first = rig.targets["base"]
+    assert isinstance(first, FakeTarget)
+    assert {len(ask.prompt_token_ids) for ask in first.asked} == {512}
 
 
 def test_a_budget_decides_the_number_of_blocks(tmp_path: Path) -> None:
