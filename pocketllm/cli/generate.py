@@ -1,5 +1,6 @@
 """`pocketllm generate`: one prompt in, its continuation out."""
 
+import os
 import signal
 import sys
 from dataclasses import asdict, replace
@@ -37,6 +38,7 @@ PROMPT, SAMPLING, FORM, OUTPUT = "Prompt", "Sampling", "Form", "Output"
 EPILOG = (
     'Examples:\n\npocketllm generate "The capital of France is" --max-tokens 8\n\n'
     'pocketllm generate --chat "What is the capital of France?" --json\n\n'
+    'pocketllm generate --model model.gguf "Once upon a time"\n\n'
     "pocketllm generate --chat 'Name a color.' --regex 'red|green|blue'\n\n"
     "cat notes.txt | pocketllm generate - --temperature 0.8 --seed 1"
 )
@@ -217,7 +219,7 @@ def read_file(option: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"{option} {path} cannot be read: {reason}") from error
+        raise OptionError(f"{option} names a file, and {path} cannot be read: {reason}") from error
 
 
 def read_prompt(prompt: str | None, chat: str | None, system: str | None) -> tuple[str, bool]:
@@ -226,6 +228,10 @@ def read_prompt(prompt: str | None, chat: str | None, system: str | None) -> tup
         raise OptionError("give either a prompt or --chat, not both")
     if system is not None and chat is None:
         raise OptionError("--system goes with --chat")
+    if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):
+        raise OptionError(
+            f"the model file {prompt} stands where the prompt goes: say --model {prompt}, then the prompt"
+        )
     text = chat if chat is not None else prompt
     if text == "-" or (text is None and not sys.stdin.isatty()):
         try:
@@ -268,6 +274,9 @@ def run(
             print("" if show else result.text, flush=True)
         if verbose:
             say(stats_line(result))
+    if params.constraint is not None and result.finish_reason == "length":
+        tokens = result.usage.completion_tokens
+        say(f"note: the answer was cut at {tokens} tokens and may break off in the middle of its form")
     if result.error is not None:
         say(f"error: {result.error}")
         raise typer.Exit(EXIT_BUG)

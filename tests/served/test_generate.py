@@ -225,6 +225,31 @@ def test_an_empty_prompt(tiny_gguf: Path, standard_input: str | None) -> None:
     assert "prompt is empty" in refusal(tiny(tiny_gguf, ""))
 
 
+def test_a_model_file_in_the_prompt_s_place_is_refused_and_shown_its_option(tiny_gguf: Path) -> None:
+    message = refusal(generate(str(tiny_gguf)))
+
+    assert f"--model {tiny_gguf}" in message
+
+
+def test_a_name_that_only_looks_like_a_model_file_is_a_prompt(tiny_gguf: Path) -> None:
+    assert tiny(tiny_gguf, "absent.gguf", "-n", "2").exit_code == 0
+
+
+def test_an_answer_that_is_cut_before_its_form_is_whole_is_told(tiny_gguf: Path) -> None:
+    cut = tiny(tiny_gguf, "hello", "-n", "2", "--regex", "[ab]{40}")
+    free = tiny(tiny_gguf, "hello", "-n", "2")
+
+    assert cut.exit_code == 0
+    assert cut.stderr == "note: the answer was cut at 2 tokens and may break off in the middle of its form\n"
+    assert free.stderr == ""
+
+
+def test_a_schema_in_the_place_of_its_file_is_told_where_it_belongs(tiny_gguf: Path) -> None:
+    message = refusal(tiny(tiny_gguf, "hello", "--json-schema", '{"type": "object"}'))
+
+    assert "names a file" in message
+
+
 def test_a_prompt_longer_than_the_context_is_told_with_counts(tiny_gguf: Path) -> None:
     message = refusal(tiny(tiny_gguf, "word " * 300, "--max-model-len", "50"))
 
