@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pocketllm.evidence.store import read_record
 from pocketllm.golden.compare import Diverged, Identical
 from pocketllm.golden.files.folder import FixtureFolder
 from pocketllm.golden.judging.judge import ServerAt
-from pocketllm.golden.recording.accept import prune
+from pocketllm.golden.recording.accept import accept, prune
 from pocketllm.golden.recording.peer import record_peer
 from pocketllm.golden.recording.record import check_margin, record, request
 from pocketllm.golden.recording.suggest import requests_of, suggest
@@ -322,3 +323,14 @@ def test_junit_annotations_and_step_summary_are_written_for_ci(recorded: Path, t
     assert summary.count("### pocketllm golden: llama on cpu-reference") == 2
     assert "| ❌ | new | REGRESSION |" in summary
     assert not list((recorded.parent).glob("**/records"))
+
+
+def test_a_dirty_tree_is_named_for_it_may_not_be_the_working_directory_s(engine: Engine, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / "changed.py").write_text("")
+    folder = FixtureFolder(tmp_path / "records" / "fixtures" / "tiny")
+
+    with pytest.raises(RecordError) as caught:
+        accept(subject_of(engine), folder, ["capital"], "a test", is_ci=False)
+
+    assert f"the tree around {folder.path} is dirty (changed.py, 1 in all)" in str(caught.value)

@@ -26,7 +26,8 @@ def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason
     commit, changed = tree_state(folder.path)
     if changed:
         raise RecordError(
-            f"the tree is dirty ({changed[0]}, {len(changed)} in all): commit the code that made the answer"
+            f"the tree around {folder.path} is dirty ({changed[0]}, {len(changed)} in all): "
+            "commit the code that made the answer"
         )
     checked = [check(subject, folder, name, commit) for name in names]
     return [
