@@ -234,6 +234,17 @@ def test_an_answer_of_other_code_is_not_accepted(
         accept(subject, proposed, ["new"], "x", is_ci=False)
 
 
+def test_an_answer_of_this_code_is_accepted_into_a_repository_that_is_not_this_code_s(
+    subject: Subject, proposed: FixtureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketllm.evidence.provenance.code.code_facts", lambda: {"commit": "1" * 40, "dirty": False})
+    answer = proposed.pending_answer("new", subject.hard_key)
+    assert answer is not None
+    proposed.write_answer(replace(answer, provenance={"commit": "1" * 40, "dirty": False}))
+
+    assert len(accept(subject, proposed, ["new"], "x", is_ci=False)) == 2
+
+
 def test_an_answer_under_another_hard_key_is_not_accepted(subject: Subject, proposed: FixtureFolder) -> None:
     other = replace(subject, model={**subject.model, "sha256": "e" * 64})
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pocketllm.errors import RecordError
+from pocketllm.evidence.provenance import code
 from pocketllm.golden.files.folder import PENDING, FixtureFolder, StaleFile
 from pocketllm.golden.fixture import Answer
 from pocketllm.golden.subject import Subject
@@ -23,12 +24,13 @@ def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason
         raise RecordError("--reason is empty: say why this answer is right, the next reader will want to know")
     if not names:
         raise RecordError(f"nothing is proposed in {folder.label()}: `pocketllm golden record` proposes")
-    commit, changed = tree_state(folder.path)
+    changed = changes_around(folder.path)
     if changed:
         raise RecordError(
             f"the tree around {folder.path} is dirty ({changed[0]}, {len(changed)} in all): "
             "commit the code that made the answer"
         )
+    commit = code.code_facts().get("commit")
     checked = [check(subject, folder, name, commit) for name in names]
     return [
         file for name, answer in zip(names, checked, strict=True) for file in _turn_over(folder, name, answer, reason)
@@ -36,7 +38,10 @@ def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason
 
 
 def check(subject: Subject, folder: FixtureFolder, name: str, commit: str | None) -> Answer:
-    """The pending answer of a case, or the reason why it cannot be accepted here and now."""
+    """The pending answer of a case, or the reason why it cannot be accepted here and now.
+
+    commit: that of the running code, which need not lie in the fixtures' repository; None where it is not known.
+    """
     answer = folder.pending_answer(name, subject.hard_key)
     if answer is None:
         pending = ", ".join(folder.pending_names()) or "nothing"
@@ -68,23 +73,20 @@ def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) ->
     return files
 
 
-def tree_state(folder: Path) -> tuple[str | None, list[str]]:
-    """Commit and changed files of the checkout around `folder`, `records/` apart; (None, []) outside a checkout.
+def changes_around(folder: Path) -> list[str]:
+    """Changed files of the checkout around `folder`, `records/` apart; none outside a checkout.
 
     RecordError when git cannot tell: a tree that may be dirty is not clean.
     """
-    from pocketllm.evidence.provenance.code import git
-
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
-    top = git(place, "rev-parse", "--show-toplevel")
+    top = code.git(place, "rev-parse", "--show-toplevel")
     if top is None:
-        return None, []
+        return []
     root = Path(os.fsdecode(top.rstrip(b"\n")))
-    status = git(root, "status", "--porcelain", "--", ".", ":(exclude)records")
+    status = code.git(root, "status", "--porcelain", "--", ".", ":(exclude)records")
     if status is None:
         raise RecordError("git does not tell whether the tree is clean: see what `git status` says, then accept again")
-    commit = git(root, "rev-parse", "HEAD")
-    return commit.decode().strip() if commit else None, [os.fsdecode(line[3:]) for line in status.splitlines()]
+    return [os.fsdecode(line[3:]) for line in status.splitlines()]
 
 
 def reject(subject: Subject, folder: FixtureFolder, name: str) -> list[Path]:
