@@ -22,6 +22,7 @@ from pocketllm.golden.recording.accept import accept, prune
 from pocketllm.golden.recording.peer import record_peer
 from pocketllm.golden.recording.record import check_margin, record, request
 from pocketllm.golden.recording.suggest import requests_of, suggest
+from pocketllm.golden.reports.text import headline, prompt_cause
 from pocketllm.golden.subject import open_subject, subject_of
 from pocketllm.golden.verify import VerifyOptions, verify_subject
 from tests.golden.workshop import GREEDY, opened, options, record_cases, verified, words
@@ -334,3 +335,16 @@ def test_a_dirty_tree_is_named_for_it_may_not_be_the_working_directory_s(engine:
         accept(subject_of(engine), folder, ["capital"], "a test", is_ci=False)
 
     assert f"the tree around {folder.path} is dirty (changed.py, 1 in all)" in str(caught.value)
+
+
+def test_a_case_that_was_edited_is_said_to_be_the_cause_and_not_its_template_or_tokenizer(
+    engine: Engine, tmp_path: Path
+) -> None:
+    folder = record_cases(engine, tmp_path / "fixtures", {"own": TABLE})
+    file = folder.path / "own.json"
+    file.write_text(file.read_text().replace("Once upon", "Once before", 1))
+    report = verified(engine, tmp_path / "fixtures")
+    assert "REGRESSION" in headline(report)
+
+    assert "the case was changed after this answer was recorded" in prompt_cause(report, "own")
+    assert "tokenizer" in prompt_cause(replace(report, stale=()), "own")

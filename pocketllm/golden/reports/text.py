@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.golden.compare import WORDS, Diverged, Drift, Identical, NotJudged, Outcome, Regression
+from pocketllm.golden.compare import WORDS, Diverged, Drift, Identical, NotJudged, Outcome, Regression, Stale
+from pocketllm.golden.files.folder import CHANGED
 from pocketllm.golden.judging.judge import Row
 from pocketllm.golden.judging.words import TokenText, describe, explain
 from pocketllm.golden.reports.tables import print_table
@@ -122,7 +123,9 @@ def grouped(rows: tuple[Row, ...]) -> dict[tuple[str, Outcome], list[str]]:
 
 
 def prompt_cause(report: Report, name: str) -> str:
-    """Why prompt ids may differ: another template, or the same one and another tokenizer."""
+    """Why prompt ids may differ: an edited case, another template, or the same one and another tokenizer."""
+    if any(file.outcome == Stale(CHANGED) and file.path.name.startswith(f"{name}.") for file in report.stale):
+        return f"{CHANGED}: undo that, or record it again"
     template = report.fixtures.case(name).template_sha256
     if template is None:
         return "no template is involved: the tokenizer, or how the server uses it, has changed"
