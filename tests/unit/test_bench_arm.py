@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pocketllm.bench import arm
-from pocketllm.bench.arm import Isolation, Role, Via, claim, make_arms, parse_arm
+from pocketllm.bench.arm import Isolation, Role, Via, claim, leave_client_a_core, make_arms, parse_arm
 from pocketllm.bench.arm.checkout import Checkout
 from pocketllm.bench.arm.recipes import recipes
 from pocketllm.engine.options import SWITCHABLE, EngineOptions
@@ -144,6 +144,23 @@ def test_a_set_of_arms_that_means_nothing_is_refused(texts: list[str], kwargs: d
 )
 def test_what_cannot_be_switched_gives_every_arm_a_process(texts: list[str]) -> None:
     assert make_arms(texts, EngineOptions()).isolation is Isolation.PROCESS
+
+
+def test_arms_that_are_processes_leave_the_client_a_core_where_nobody_said_how_many_threads() -> None:
+    apart, switched = (
+        make_arms(["a:via=http", "b:recipe=llama-server"], EngineOptions()),
+        make_arms(["a"], EngineOptions()),
+    )
+
+    left = leave_client_a_core(apart, EngineOptions(), 4)
+    assert left.threads == 3
+    assert left.said("threads") == "threads=3 (default: one core is the client's)"
+    for arms, options, cores in (
+        (apart, EngineOptions(threads=4), 4),
+        (apart, EngineOptions(), 1),
+        (switched, EngineOptions(), 4),
+    ):
+        assert leave_client_a_core(arms, options, cores) is options
 
 
 def test_a_command_takes_the_rest_of_the_string_and_fills_its_placeholders_word_by_word() -> None:

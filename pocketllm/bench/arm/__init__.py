@@ -17,6 +17,7 @@ __all__ = [
     "claim",
     "default_starts",
     "effective_options",
+    "leave_client_a_core",
     "make_arms",
     "parse_arm",
 ]
@@ -104,6 +105,21 @@ def make_arms(
     if with_null:
         arms.append(replace(first, name=NULL_NAME, role=Role.NULL))
     return ArmSet(tuple(arms), isolation)
+
+
+CLIENT_S_CORE = "default: one core is the client's"
+"""Where the number of threads came from, when it was not said and arms are processes."""
+
+
+def leave_client_a_core(arm_set: ArmSet, options: EngineOptions, num_cores: int) -> EngineOptions:
+    """One thread fewer than cores where arms are processes and no number was said.
+
+    The client that asks them needs a core of its own: where engines take them all, its stamps are late and V09 ends the
+    run INVALID.
+    """
+    if arm_set.isolation is not Isolation.PROCESS or options.threads is not None or num_cores < 2:
+        return options
+    return replace(options, threads=num_cores - 1, sources={**options.sources, "threads": CLIENT_S_CORE})
 
 
 def parse_arm(text: str) -> Arm:

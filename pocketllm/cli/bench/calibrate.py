@@ -11,7 +11,7 @@ import typer
 
 from pocketllm.cli import engine_options as flags
 from pocketllm.cli.bench.progress import bar_or_lines
-from pocketllm.cli.bench.values import at_least_one, display, parse_duration, parse_margins, pick_scenario
+from pocketllm.cli.bench.values import at_least_one, display, parse_duration, parse_margins, pick_scenario, share_cores
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def calibrate(
     options = flags.engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len)
     chosen = pick_scenario(scenario, input_len, output_len)
     arm_set = against_itself(make_arms([arm], options))
+    options = share_cores(arm_set, options)
     seconds = parse_duration(budget)
     directory = writable_dir(record_dir)
     settings = Settings(

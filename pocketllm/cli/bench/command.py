@@ -18,6 +18,7 @@ from pocketllm.cli.bench.values import (
     parse_margins,
     parse_until,
     pick_scenario,
+    share_cores,
 )
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, reader_may_leave, say, write_json
 
@@ -156,6 +157,7 @@ def bench(
         # a gate passes what changes no code
         context.obj({"scenario": chosen.name, "same_code": True})
         return
+    options = share_cores(arm_set, options)
     check_gates(fail_on, require, no_null, len(arm_set.arms) - (arm_set.null is not None))
     at_least_one("--requests", requests)
     at_least("--min-n", min_n, 7)

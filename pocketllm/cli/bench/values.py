@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pocketllm.cli.output import say
+
 if TYPE_CHECKING:
     from pocketllm.bench.arm import ArmSet
     from pocketllm.bench.scenarios.contract import Scenario
+    from pocketllm.engine.options import EngineOptions
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -126,3 +129,15 @@ def display(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def share_cores(arm_set: "ArmSet", options: "EngineOptions") -> "EngineOptions":
+    """The options with a core left to the client where it needs one and nothing else was said; told on stderr."""
+    from pocketllm.bench.arm import leave_client_a_core
+    from pocketllm.engine.backends.api.device import read_facts
+
+    num_cores = read_facts().num_cores
+    shared = leave_client_a_core(arm_set, options, num_cores)
+    if shared is not options:
+        say(f"{shared.threads} of {num_cores} cores for each arm, one for the client; --threads says otherwise")
+    return shared
