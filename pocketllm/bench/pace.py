@@ -81,10 +81,10 @@ class Wish:
     def refusal(self, needed_s: float, word: str = "about") -> OptionError:
         """Why a budget cannot hold a run, and what would."""
         fewest = whole_row_sets(MIN_BLOCKS, self.num_arms, self.starts)
-        starts = f" in {self.starts} starts" if self.starts > 1 else ""
+        starts, fewer = (f" in {self.starts} starts", "take fewer --starts ") if self.starts > 1 else ("", "")
         return OptionError(
             f"--budget {self.budget_s:g}s cannot hold {fewest} blocks of {self.num_arms} arms{starts}, the fewest that "
-            f"can be judged: they need {word} {minutes(needed_s)} here; raise --budget or ask for less"
+            f"can be judged: they need {word} {minutes(needed_s)} here; raise --budget, {fewer}or ask for less"
         )
 
 

@@ -253,7 +253,7 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     from pocketllm.engine.plan.memory import gib
 
     facts = [
-        ("would run on", f"{plan['backend']} ({plan['device']}), {how(plan)}"),
+        ("would run on", f"{plan['backend']} on {plan['device_name']}, {how(plan)}"),
         ("weights", gib(plan["weights_bytes"])),
         ("context", f"{plan['max_model_len']:,} tokens of the checkpoint's {plan['context_length']:,}"),
         ("cache", f"{gib(plan['kv_bytes'])}, {plan['num_blocks']:,} blocks of {plan['block_size']} tokens"),

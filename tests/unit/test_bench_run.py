@@ -400,7 +400,7 @@ def test_a_budget_that_the_first_point_breaks_is_refused_before_a_longer_one_is_
     scenario = find_scenario("prefill")
     made = settings(tmp_path, scenario=scenario)
     rig = steady_rig(made.arm_set, {"base": 0.01, "b": 0.01, "null": 0.01})
-    with pytest.raises(OptionError, match=r"they need at least about .* here; raise --budget or ask for less"):
+    with pytest.raises(OptionError, match=r"they need at least about .* here; raise --budget, or ask for less"):
         run(tmp_path, rig=rig, scenario=scenario, blocks=None, requests=None, budget_s=1e-6)
     first = rig.targets["base"]
     assert isinstance(first, FakeTarget)

@@ -117,8 +117,8 @@ FOREIGN = {
     "old ggml": (b"tjgg" + b"\3\0\0\0", "before GGUF"),
     "a pickle": (b"\x80\x02}q\x00", "pickle"),
     "big-endian magic": (b"FUGG" + b"\0" * 20, "big-endian"),
-    "a text": (b"hello world, this is no model", r"starts with b'hell' instead of b'GGUF'"),
-    "two bytes": (b"GG", r"starts with b'GG' instead"),
+    "a text": (b"hello world, this is no model", r"starts with 'hell' instead of 'GGUF'"),
+    "two bytes": (b"GG", r"starts with 'GG' instead"),
 }
 
 

@@ -99,4 +99,4 @@ def looks_like(start: bytes) -> str:
         return "looks like JSON: give the .gguf file itself"
     if not start.strip(b"\x00"):
         return "starts with zeros only: the download was not finished, fetch it again"
-    return f"starts with {start[:4]!r} instead of b'GGUF'"
+    return f"starts with {start[:4].decode('latin-1')!r} instead of 'GGUF'"
