@@ -243,6 +243,19 @@ def test_the_commands_that_a_recording_names_find_what_it_proposed(tiny_gguf: Pa
     assert accept_all.startswith("pocketllm golden accept --all --reason")
 
 
+def test_a_case_of_ones_own_is_proposed_where_one_works_and_found_there(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ["--model", str(tiny_gguf), "--backend", "reference"]
+    asking = ["--case", "mine", "--prompt", PROMPT, "--purpose", "a test", "--max-tokens", "4"]
+
+    told = command("record", *asking, *said)
+    assert told.exit_code == 0, told.output
+    assert [path.name for path in tmp_path.rglob("mine.json.pending")] == ["mine.json.pending"]
+    assert command("review", *said).stdout.startswith("mine · cpu-reference")
+
+
 def test_a_stale_answer_is_told_rejected_and_pruned(recorded: Path, engine: Engine, tiny_gguf: Path) -> None:
     folder = FixtureFolder(recorded / subject_of(engine).name)
     (folder.path / "new.json").rename(folder.path / "new.json.away")

@@ -73,6 +73,7 @@ def record(
     """
     from pocketllm.errors import OptionError, RecordError
     from pocketllm.evidence.provenance.redaction import redact
+    from pocketllm.golden.files.folder import HERE
     from pocketllm.golden.judging.judge import ServerAt
     from pocketllm.golden.recording.peer import record_peer
     from pocketllm.golden.recording.record import choose_requests
@@ -93,7 +94,9 @@ def record(
         max_model_len=max_model_len,
     )
     subject = open_subject(options, engine)
-    folder = folder_of(subject, fixtures)
+    # a case of one's own belongs to where one works, not to the checkout whose cases are found from everywhere
+    is_new = cases_file is not None or chat is not None or prompt is not None
+    folder = folder_of(subject, fixtures or (HERE if is_new else None))
     asked = choose_requests(
         folder, cases_file, cases or [], chat=chat, prompt=prompt, purpose=purpose, max_tokens=max_tokens
     )

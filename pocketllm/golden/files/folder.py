@@ -18,11 +18,14 @@ CHANGED = "the case was changed after this answer was recorded"
 CASE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
+HERE = Path("records") / "fixtures"
+"""Of the working directory."""
+
+
 def default_root() -> Path:
     """`records/fixtures` of the working directory, else that of the checkout this package runs from."""
-    here = Path("records") / "fixtures"
-    checkout = Path(__file__).resolve().parents[3] / here
-    return checkout if not here.is_dir() and checkout.is_dir() else here
+    checkout = Path(__file__).resolve().parents[3] / HERE
+    return checkout if not HERE.is_dir() and checkout.is_dir() else HERE
 
 
 @dataclass(frozen=True)
