@@ -22,6 +22,7 @@ import pytest
 
 from pocketllm.engine.lifecycle.request import FinishReason
 from pocketllm.engine.serving.apis.openapi import openapi_document
+from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.protocol import ChatBody, CompletionBody
 from pocketllm.engine.serving.run import http_server, warm_up
 from pocketllm.engine.serving.settings import ServerSettings
@@ -104,6 +105,13 @@ def test_an_origin_that_is_none_is_refused(origin: str) -> None:
 
 
 # -- bounds
+def test_an_idle_connection_is_kept_longer_than_clients_keep_it() -> None:
+    clients_s = httpx.Limits().keepalive_expiry
+
+    assert clients_s is not None
+    assert http_server(create_app(None, ServerSettings())).config.timeout_keep_alive > 2 * clients_s
+
+
 def test_a_body_that_does_not_come_is_408(serve: Callable[..., Served]) -> None:
     server = serve(ScriptedEngine(), ServerSettings(body_timeout_s=0.05))
     whole = http_request(COMPLETIONS, {"prompt": "hello"})

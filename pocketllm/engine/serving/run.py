@@ -38,6 +38,9 @@ FLUSH_S = 2.0
 """What answers may take to leave once their requests have ended."""
 SWITCH_S = 0.001
 """How long reading a request may keep the engine's thread from its next step, before Python has it yield."""
+KEEP_ALIVE_S = 75
+"""How long a connection may be idle. Longer than clients keep theirs (httpx 5 s): who closes first must be the one that
+sends, or a request meets a closing connection and fails."""
 ECHO_S = 0.3
 """Launchers forward a signal that the whole process group got as well: so soon after the first it is the same one."""
 
@@ -96,6 +99,7 @@ def http_server(app: "FastAPI", settings: ServerSettings | None = None) -> Quiet
         lifespan="off",
         ws="none",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,  # type: ignore[arg-type]  # declared int, used as seconds of any kind
         ssl_certfile=settings.tls_cert if settings else None,
         ssl_keyfile=settings.tls_key if settings else None,
