@@ -44,23 +44,24 @@ model: setup
 demo: setup model
 	$(BIN)/pocketllm bench --scenario prefill --input-len 256 --arms base --arms chunk-64:prefill_chunk=64 --budget $(BUDGET)
 
+# as modules: what the Python below has already, installation leaves where it is, without a command in .venv/bin
 check: setup-test
-	$(BIN)/ruff check pocketllm tests .ci hatch_build.py
-	$(BIN)/ruff format --check pocketllm tests .ci hatch_build.py
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check pocketllm tests .ci hatch_build.py
+	$(BIN)/python -m ruff format --check pocketllm tests .ci hatch_build.py
+	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
 # without a network the tests that need the model, or npm's packages, are skipped, and say so; CI must have them
 test: setup-test check
 	@! command -v npm > /dev/null || npm ci --silent --prefix tests/served/clients || test -z "$$CI"
 	@$(BIN)/pocketllm models pull smollm2-135m || test -z "$$CI"
-	$(BIN)/pytest $(WORKERS) $(PYTEST)
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST)
 
 test-full: setup-test
 	@$(BIN)/pocketllm models pull smollm2-135m
 	@$(BIN)/pocketllm models pull gemma3-270m
 	-@.ci/aarch64 $(BIN)/python
-	$(BIN)/pytest -m full $(PYTEST)
+	$(BIN)/python -m pytest -m full $(PYTEST)
 
 golden: model
 	$(BIN)/pocketllm golden verify --require $(GOLDEN)
