@@ -97,9 +97,10 @@ def test_the_test_job_runs_lint_and_every_test_and_allows_no_easy_skip() -> None
     assert shlex.split(last)[:3] == ["exec", "make", "test"]
     assert "POCKETLLM_NATIVE=require" in script
     assert "--require native-library-missing" in last
-    assert [line.split()[0] for line in lint] == ["ruff", "ruff", "mypy", "lint-imports"]
+    tools = [line.removeprefix("python -m ").split()[0] for line in lint]
+    assert tools == ["ruff", "ruff", "mypy", "lint-imports"]
     assert whole[:4] == lint
-    assert whole[-1].split() == ["pytest", "-n", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
+    assert whole[-1].split() == shlex.split("python -m pytest -n auto --maxprocesses 8 --dist loadfile")
 
 
 def test_the_pages_pass_as_the_models_job_checks_them() -> None:
