@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from pocketllm.cli.main import app
 from pocketllm.errors import RecordError
-from pocketllm.evidence import store
+from pocketllm.evidence.store import folders, record_dir
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,9 @@ def test_records_that_cannot_be_written_here_have_no_other_place(monkeypatch: py
     def refuse(folder: Path) -> None:
         raise RecordError(f"cannot write records to {folder.name}")
 
-    monkeypatch.setattr(store, "prove_writable", refuse)
+    monkeypatch.setattr(folders, "prove_writable", refuse)
     with pytest.raises(RecordError, match="cannot write records to local"):
-        store.record_dir()
+        record_dir()
 
 
 def test_the_home_of_a_user_who_is_not_there_is_no_checkout() -> None:

@@ -25,6 +25,7 @@ from pocketllm.evidence import pages, schema, store
 from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import read_journal
 from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
+from pocketllm.evidence.store.writing import CROCKFORD
 
 DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
 ROW = {"case": "capital", "entry_point": "generate", "check": "tokens", "outcome": "IDENTICAL"}
@@ -70,7 +71,7 @@ def test_ids_are_26_crockford_letters_that_sort_by_time() -> None:
     assert len(first) == 26
     assert set(first) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
     assert first < second
-    milliseconds = sum(store.CROCKFORD.index(letter) << 5 * place for place, letter in enumerate(reversed(first[:10])))
+    milliseconds = sum(CROCKFORD.index(letter) << 5 * place for place, letter in enumerate(reversed(first[:10])))
     assert abs(milliseconds / 1000 - time.time()) < 60
 
 
