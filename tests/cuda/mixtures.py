@@ -1,6 +1,6 @@
 """Checks of mixtures of experts against the reference backend: in Triton's interpreter, or on a GPU.
 
-usage: python -m tests.cuda.mixtures [types] [routes] [unsure] [kinds] [handed_on] [steps]
+usage: python -m tests.cuda.mixtures [types] [routes] [names] [unsure] [kinds] [limited] [handed_on] [steps]
            (TRITON_INTERPRET=1 without a GPU)
        python -m tests.cuda.mixtures [large] [times]   (on a GPU)
 """
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pocketllm.engine.backends.api.compressed import LimitedExperts
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, Gating, Routing, ScaledExperts
 from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
@@ -162,6 +163,22 @@ def routes() -> None:
         check_groups(groups, chosen.flatten())
 
 
+def names() -> None:
+    """Experts that are named, one of them twice, weighed by scores as small as can be and as large."""
+    logits = torch.from_numpy(RANDOM.standard_normal((4, 24)).astype(np.float32)) * 3
+    logits[2], logits[3] = -40.0, 30.0
+    named = torch.from_numpy(RANDOM.integers(0, 24, (4, 3)).astype(np.int32))
+    named[0, 1] = named[0, 0]
+    for gating, is_normalized in ((Gating.SIGMOID, False), (Gating.SQRT_SOFTPLUS, True), (Gating.SQRT_SOFTPLUS, False)):
+        own = Routing(3, gating, is_normalized, 2.5)
+        _, weights = route(logits, own, named.long())
+        with poisoned():
+            groups = grouped(logits.to(DEVICE), own, Ends(), False, named.to(DEVICE))
+        assert torch.equal(groups.chosen.cpu(), named)
+        assert torch.allclose(groups.weights.cpu(), weights, rtol=1e-5, atol=0.0), gating
+        check_groups(groups, named.flatten())
+
+
 def check_groups(groups: Groups, experts: torch.Tensor) -> None:
     """Each pair has a slot of its own among those of its expert, in order, and no slot is counted twice."""
     each, count = groups.each, int(groups.num_items)
@@ -194,6 +211,7 @@ ROUTINGS: tuple[dict[str, Any], ...] = (
     {"num_used": 4, "gating": Gating.SOFTMAX, "normalized": False, "num_groups": 6, "num_groups_used": 2},
     {"num_used": 5, "gating": Gating.SIGMOID, "normalized": True, "scale": 0.5, "has_bias": True, "num_groups": 4,
      "num_groups_used": 2, "best_of_group": 2},
+    {"num_used": 3, "gating": Gating.SQRT_SOFTPLUS, "normalized": True, "scale": 1.5, "has_bias": True},
 )  # fmt: skip
 
 
@@ -218,6 +236,38 @@ def kinds() -> None:
             for check in (bounded, scaled) if count == 1 and case is same else (bounded,):
                 largest = 1e-3 if count == 1 else 3e-3  # two rows have eleven bits
                 assert (wrong := compared(check)) < largest, (check.__name__, case.types, count, wrong)
+
+
+def limited() -> None:
+    """Experts and a feed-forward whose halves are limited, or not; experts chosen by scores, or named by token ids."""
+    routes, ids = RANDOM.integers(0, 5, (9, 2)).astype(np.int32), RANDOM.integers(0, 9, 40).astype(np.int32)
+    soft = {"num_used": 2, "gating": Gating.SQRT_SOFTPLUS, "normalized": True, "scale": 1.5, "has_bias": True}
+    for kinds, count, limit in ((("Q8_0",) * 3, 1, 0.3), (("Q4_0", "Q8_0", "F16"), 2, 0.3), (("F32",) * 3, 40, np.inf)):
+        case = Case(kinds, 5, 64, 32, dict(soft))
+        held = {ops: case.on(ops) for ops in (CUDA, REFERENCE)}
+        x = RANDOM.standard_normal((count, 64)).astype(np.float32) * 2
+
+        def through(ops: Any, named: Any, held: Any = held, x: Any = x, limit: float = limit) -> Any:
+            return ops.limited_mixture(rows(ops, x), LimitedExperts(held[ops], limit, named), ids[: len(x)])
+
+        largest = 1e-5 if "F32" in kinds else 1e-3 if count == 1 else 3e-3
+        for named in (None, routes):
+            wrong = compared(lambda ops, through=through, named=named: through(ops, named), twice=True)
+            assert wrong < largest, (kinds, named, wrong)
+
+        def opened(ops: Any, x: Any = x, case: Case = case, limit: float = limit) -> Any:
+            sizes = ((32, 64), (32, 64), (64, 32))
+            gate, up, down = (
+                Projection(ops.load_matrix(data[: len(data) // 5], kind, size))
+                for data, kind, size in zip(case.data, case.types, sizes, strict=True)
+            )
+            return ops.project(ops.limited_silu_mul(*ops.project(rows(ops, x), gate, up), limit), down)[0]
+
+        with decode_step():  # of a single row the first product gates itself
+            assert (wrong := compared(opened)) < largest, (kinds, wrong)
+        gate = rows(CUDA, x)
+        want = REFERENCE.limited_silu_mul(rows(REFERENCE, x), rows(REFERENCE, -x), limit)
+        assert error(CUDA.to_numpy(CUDA.limited_silu_mul(gate, -gate, limit)), want.numpy()) < 1e-6
 
 
 def steps() -> None:
@@ -308,7 +358,7 @@ def copied(matrices: ExpertMatrices) -> ExpertMatrices:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    part.__name__: part for part in (types, many, routes, unsure, kinds, handed_on, steps, large, times)
+    part.__name__: part for part in (types, many, routes, names, unsure, kinds, limited, handed_on, steps, large, times)
 }
 
 

@@ -11,7 +11,7 @@ from tests.cuda.interpreter import in_interpreter
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
 @pytest.mark.parametrize(
-    "parts", [("routes", "unsure", "kinds", "steps"), ("many", "types", "handed_on")], ids="-".join
+    "parts", [("routes", "names", "unsure", "kinds", "limited", "steps"), ("many", "types", "handed_on")], ids="-".join
 )
 def test_mixtures_agree_with_the_reference_whatever_was_in_memory_and_every_time(parts: tuple[str, ...]) -> None:
     answer = in_interpreter("tests.cuda.mixtures", *parts, timeout_s=240)

@@ -20,8 +20,8 @@ KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OPS = frozenset(
     {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles", "rope"}
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
-    | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "sink_attention"}
-    | {"sigmoid_mul", "mul", "scale", "columns"}
+    | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "limited_mixture", "sink_attention"}
+    | {"sigmoid_mul", "mul", "scale", "columns", "limited_silu_mul"}
     | {"new_latent_cache", "store_latent", "latent_attention", "project_heads", "select_keys", "layer_norm"}
     | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
     | {"new_states", "copy_states", "causal_conv", "gated_delta", "hadamard", "copy_blocks"}

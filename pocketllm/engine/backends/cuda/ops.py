@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch, Int32Array
+from pocketllm.engine.backends.api.compressed import LimitedExperts
 from pocketllm.engine.backends.api.mixture import BoundedExperts, Experts, ScaledExperts
 from pocketllm.engine.backends.api.ops import Norm, Projection, RopeLayout
 from pocketllm.engine.backends.cuda import matrices
@@ -27,6 +28,7 @@ from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache
 from pocketllm.engine.backends.cuda.layers.latent.ops import LatentOps
 from pocketllm.engine.backends.cuda.layers.operands import (
     GELU,
+    LIMITED,
     PRODUCT,
     SIGMOID,
     SILU,
@@ -234,6 +236,9 @@ class CudaOps(IndexedOps, LatentOps, RecurrentOps, StreamOps):
         """A view."""
         return written(x)[:, first:last]
 
+    def limited_silu_mul(self, gate: Rows, up: Rows, limit: float) -> Gated:
+        return Gated(part_of(gate), part_of(up), LIMITED, limit)
+
     def mixture(self, x: Rows, experts: Experts) -> Tensor | Mixed:
         return self._mixture(x, experts, Ends())
 
@@ -244,10 +249,23 @@ class CudaOps(IndexedOps, LatentOps, RecurrentOps, StreamOps):
     def scaled_mixture(self, x: Rows, routed_by: Rows, experts: ScaledExperts) -> Tensor | Mixed:
         return self._mixture(x, experts.experts, Ends(GELU, scale=experts.scale), routed_by)
 
-    def _mixture(self, x: Rows, experts: Experts, ends: Ends, routed_by: Rows | None = None) -> Tensor | Mixed:
+    def limited_mixture(
+        self, x: Rows, experts: LimitedExperts, input_ids: npt.NDArray[np.int32] | Tensor
+    ) -> Tensor | Mixed:
+        named = None
+        if experts.routes is not None:
+            key = (id(experts.routes),)
+            if key not in self._constants:
+                self._constants[key] = experts.routes, self._on_device(experts.routes)
+            named = self._constants[key][1][self._on_device(input_ids)]
+        return self._mixture(x, experts.experts, Ends(LIMITED, limit=experts.limit), named=named)
+
+    def _mixture(
+        self, x: Rows, experts: Experts, ends: Ends, routed_by: Rows | None = None, named: Tensor | None = None
+    ) -> Tensor | Mixed:
         """In decode steps the last product is put off: what it is added to may be all that anyone reads."""
         router = None if routed_by is None else to_route(routed_by)
-        mixed = self._mixtures.mixture(to_route(x), experts, ends, router)
+        mixed = self._mixtures.mixture(to_route(x), experts, ends, router, named)
         return mixed if self._products.is_decode else mixed.written()
 
     def add(self, x: Rows, y: Rows) -> Tensor | Sum:

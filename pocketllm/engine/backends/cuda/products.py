@@ -63,11 +63,11 @@ class Pair:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def gated(self, kind: int) -> Halves:
+    def gated(self, kind: int, limit: float) -> Halves:
         """The second gated by the first, as the next product reads it."""
         assert isinstance(self._run.matrix, Packed)
         out = new_halves(len(self._rows), self._run.widths[0], self._products.device)
-        single.multiply(self._rows.halves(), self._run.matrix, None, self._run.bias, gated=out, gate=kind)
+        single.multiply(self._rows.halves(), self._run.matrix, None, self._run.bias, gated=out, gate=kind, limit=limit)
         return out
 
 
@@ -88,11 +88,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Gated:
-    """silu(gate) · up or gelu(gate) · up, computed where it is read."""
+    """What a gate lets through of the other, such as silu(gate) · up, computed where it is read."""
 
     gate: Tensor | Part
     up: Tensor | Part
     kind: int
+    """As `kernels.rows.gated_by` has them"""
+    limit: float = 0.0
+    """Of both, where the kind has one"""
 
     def __len__(self) -> int:
         return len(self.gate)
@@ -239,7 +242,7 @@ class Rows:
         if self._halves is None:
             pair = self._x.pair() if isinstance(self._x, Gated) else None
             if pair is not None and isinstance(self._x, Gated):
-                self._halves = pair.gated(self._x.kind)
+                self._halves = pair.gated(self._x.kind, self._x.limit)
             else:
                 x, options = self._source()
                 self._halves = new_halves(len(x), x.shape[1], x.device)
@@ -278,7 +281,7 @@ class Rows:
         norm = {} if self._norm is None else {"weight": self._norm.weight, "eps": self._norm.eps}
         if isinstance(self._x, Gated):
             gate, up = self._x.operands()
-            return gate, {**norm, "up": up, "gate": self._x.kind}
+            return gate, {**norm, "up": up, "gate": self._x.kind, "limit": self._x.limit}
         return self._x, norm
 
 

@@ -12,6 +12,8 @@ from pocketllm.engine.backends.cuda.packing import units_of
 FLOAT, HALF, UNITS, SEVERAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_GATE, SILU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 SIGMOID, PRODUCT = tl.constexpr(3), tl.constexpr(4)
+BOUNDED, LIMITED = tl.constexpr(5), tl.constexpr(6)
+"""Gates that limit both halves: of gpt-oss, and of DeepSeek V4."""
 LARGEST = tl.constexpr(32511.0)
 """Of an integer whose two signed bytes are upper · 256 + lower."""
 CHUNK = 1024
@@ -35,6 +37,21 @@ def activated(gate, GATE: tl.constexpr):
         return gate
     else:
         return 0.5 * gate * (1 + exponential_tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+
+
+@triton.jit
+def gated_by(gate, up, slope, limit, GATE: tl.constexpr):
+    """What a gate lets through: activated(gate) · up, or with g = min(gate, limit) and u = up within ±limit
+    g · sigmoid(slope · g) · (u + 1) or silu(g) · u."""
+    if (GATE == BOUNDED) or (GATE == LIMITED):
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    if GATE == BOUNDED:
+        return gate / (1 + tl.exp(-slope * gate)) * (up + 1)
+    elif GATE == LIMITED:
+        return activated(gate, SILU) * up
+    else:
+        return activated(gate, GATE) * up
 
 
 @triton.jit
@@ -95,7 +112,7 @@ def write_several(out, out_sums, out_scales, value, row, place, units, N: tl.con
 
 @triton.jit
 def rows_kernel(
-    x, up, weight, out, out_scales, out_sums, arrivals, x_stride, up_stride, width, units, eps,
+    x, up, weight, out, out_scales, out_sums, arrivals, x_stride, up_stride, width, units, eps, limit,
     LINES: tl.constexpr, OUT: tl.constexpr, GATE: tl.constexpr, HAS_NORM: tl.constexpr, N: tl.constexpr,
     COUNTERS: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +127,7 @@ def rows_kernel(
     is_in = at < width
     value = tl.load(x + row * x_stride + at, mask=is_in, other=0.0)
     if GATE != NO_GATE:
-        value = activated(value, GATE) * tl.load(up + row * up_stride + at, mask=is_in, other=0.0)
+        value = gated_by(value, tl.load(up + row * up_stride + at, mask=is_in, other=0.0), 0.0, limit, GATE)
     if HAS_NORM:
         mean = tl.sum(tl.sum(value * value, 1), 0) / width
         value = value * (1 / tl.sqrt(mean + eps)) * tl.load(weight + at, mask=is_in, other=0.0)
@@ -138,6 +155,7 @@ def write_rows(
     scales: Tensor | None = None,
     up: Tensor | None = None,
     gate: int = 0,
+    limit: float = 0.0,
     weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
@@ -164,7 +182,7 @@ def write_rows(
     warps = 4 if lines <= 64 else 8 if lines <= 128 else 16
     rows_kernel[(rows, -(-units // lines))](
         x, x if up is None else up, x if weight is None else weight, *targets, x.stride(0),
-        0 if up is None else up.stride(0), width, units, eps,
+        0 if up is None else up.stride(0), width, units, eps, limit,
         LINES=lines, OUT=form, GATE=gate, HAS_NORM=weight is not None, N=together,
         COUNTERS=counters, num_warps=warps * 2 if form == SEVERAL.value else warps,
     )  # fmt: skip

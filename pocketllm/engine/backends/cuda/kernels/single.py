@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile, opened
 from pocketllm.engine.backends.cuda.kernels.launch import OPTIONS, wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, gated_by, write_bytes
 from pocketllm.engine.backends.cuda.kernels.words import (
     HALVES,
     TABLE,
@@ -165,7 +165,7 @@ def fill_up(out, out_marks, width, units):
 @triton.jit
 def finish(
     result, y, bias, residual, squares, next_weight, out, out_marks, out_squares,
-    rows, width, eps, out_width, out_units,
+    rows, width, eps, limit, out_width, out_units,
     SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_FACTOR: tl.constexpr,
     HAS_NEXT: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
@@ -194,7 +194,7 @@ def finish(
             write_next(out, out_marks, result * tl.load(next_weight + n)[None, :], out_units)
     else:
         gate, up = tl.split(tl.permute(tl.reshape(result, [1, 2, count // 2]), (0, 2, 1)))
-        write_next(out, out_marks, activated(gate, GATE) * up, out_units)
+        write_next(out, out_marks, gated_by(gate, up, 0.0, limit, GATE), out_units)
     if HAS_NEXT and out_units * 32 != out_width:
         fill_up(out, out_marks, out_width, out_units)
 
@@ -202,7 +202,7 @@ def finish(
 @triton.jit
 def single_kernel(
     x, marks, squares, w_words, w_high, w_scales, w_shared, y, bias, residual, next_weight, out, out_marks, out_squares,
-    rows, last_tile, width, eps, t_0, t_1, t_2, t_3,
+    rows, last_tile, width, eps, limit, t_0, t_1, t_2, t_3,
     units: tl.constexpr, out_width: tl.constexpr, out_units: tl.constexpr, SQUARES: tl.constexpr, OFFSET: tl.constexpr,
     TILES: tl.constexpr, SHARES: tl.constexpr, GROUP: tl.constexpr,
     FORM: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
@@ -256,7 +256,7 @@ def single_kernel(
                 w_3 = later
     finish(
         row_of(sums, TILES, SHARES), y, bias, residual, squares, next_weight, out, out_marks, out_squares,
-        rows, width, eps, out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_FACTOR, HAS_NEXT, GATE,
+        rows, width, eps, limit, out_width, out_units, SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_FACTOR, HAS_NEXT, GATE,
     )  # fmt: skip
 
 
@@ -269,6 +269,7 @@ def multiply(
     following: Next | None = None,
     gated: Halves | None = None,
     gate: int = 0,
+    limit: float = 0.0,
     shape: tuple[int, int] | None = None,
 ) -> None:
     """y = x · weightᵀ (+ bias) (+ residual) of a single row, and more of it where asked.
@@ -292,7 +293,7 @@ def multiply(
         written if following is None else following.weight,
         *((x.words, written) if halves is None else (halves.words, halves.marks)),
         written if halves is None or halves.squares is None else halves.squares,
-        packed.rows, len(packed.words) - 1, packed.cols, x.eps, *layout.packed_table,
+        packed.rows, len(packed.words) - 1, packed.cols, x.eps, limit, *layout.packed_table,
         units=packed.units, out_width=0 if halves is None else out_width,
         out_units=0 if halves is None else units_of(out_width),
         SQUARES=1 if x.squares is None else triton.next_power_of_2(packed.cols // UNIT), OFFSET=layout.offset,

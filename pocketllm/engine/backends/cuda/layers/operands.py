@@ -10,8 +10,8 @@ from pocketllm.engine.backends.cuda.mixtures.groups import Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed
 from pocketllm.engine.backends.cuda.products import Attended, Gated, Part, Sum
 
-SILU, GELU, SIGMOID, PRODUCT = 1, 2, 3, 4
-"""Of `Gated`, what is done to the gate: `kernels.rows.activated`."""
+SILU, GELU, SIGMOID, PRODUCT, LIMITED = 1, 2, 3, 4, 6
+"""Of `Gated`, what is done to the gate: `kernels.rows.gated_by`."""
 Rows = Tensor | Gated | Heads | Attended | Sum | Part | Normed | Mixed
 
 
@@ -51,6 +51,6 @@ def written(x: Rows) -> Tensor:
     if isinstance(x, Gated):
         gate, up = x.operands()
         out = torch.empty(gate.shape, dtype=torch.float32, device=gate.device)
-        write_rows(out, gate, up=up, gate=x.kind)
+        write_rows(out, gate, up=up, gate=x.kind, limit=x.limit)
         return out
     return x

@@ -1,5 +1,7 @@
 """What groups of operations that live in folders of their own need of `ops.CudaOps`, whose bases they are."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,6 +19,9 @@ class Operations:
     _kv_dtype: torch.dtype
     _products: Products
     _batch: tuple[ForwardBatch, DeviceBatch] | None
+    _constants: dict[tuple[int, ...], tuple[Any, Any]]
+    """What is made once of small things that a model holds, by their identities, with those things: tables that
+    captured steps read stay where they are."""
 
     def _are_few(self, rows: int) -> bool:
         """Whether rows are those of a decode step, in which all are computed alike."""

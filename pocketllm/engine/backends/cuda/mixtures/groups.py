@@ -17,8 +17,8 @@ from pocketllm.engine.backends.cuda.mixtures.kernels import routes
 from pocketllm.engine.backends.cuda.packing import units_of
 from pocketllm.engine.backends.cuda.products import Rows, Sum
 
-GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1}
-NO_GATE, SILU, GELU, BOUNDED = 0, 1, 2, 3
+GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SQRT_SOFTPLUS: 2}
+NO_GATE, SILU, GELU, BOUNDED, LIMITED = 0, 1, 2, 5, 6
 TO_FEW, TO_MANY, TO_FLOATS = 0, 1, 2
 
 
@@ -122,8 +122,18 @@ def is_plain(routing: Routing) -> bool:
     return routing.gating is Gating.SOFTMAX and routing.bias is None and routing.num_groups == 1
 
 
-def route(logits: Tensor, routing: Routing, ends: Ends, chosen: Tensor, weights: Tensor) -> None:
-    """Each row's experts, best first, and their weights."""
+def route(
+    logits: Tensor, routing: Routing, ends: Ends, chosen: Tensor, weights: Tensor, named: Tensor | None = None
+) -> None:
+    """Each row's experts, best first, and their weights; named: [rows, num_used] experts that scores do not choose."""
+    if named is not None:
+        assert routing.gating is not Gating.SOFTMAX, "a softmax is over all experts"
+        routes.named_kernel[(len(logits),)](
+            logits, named, chosen, weights, logits.shape[1], float(routing.scale),
+            USED=triton.next_power_of_2(routing.num_used), GATING=GATINGS[routing.gating],
+            NUM_USED=routing.num_used, NORMALIZED=routing.normalized, num_warps=1,
+        )  # fmt: skip
+        return
     choice, scale, numbers, constants = route_options(routing, ends, logits)
     warps = 4 if is_plain(routing) or constants["E"] <= 128 else 16
     routes.routes_kernel[(len(logits),)](
@@ -131,8 +141,8 @@ def route(logits: Tensor, routing: Routing, ends: Ends, chosen: Tensor, weights:
     )  # fmt: skip
 
 
-def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool) -> Groups:
-    """Route rows and put their pairs together by expert."""
+def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool, named: Tensor | None = None) -> Groups:
+    """Route rows and put their pairs together by expert. named: as for `route`."""
     rows, experts = logits.shape
     count, device = rows * routing.num_used, logits.device
 
@@ -140,7 +150,7 @@ def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool) -> Gro
         return torch.empty(shape, dtype=dtype, device=device)
 
     chosen, weights = new(rows, routing.num_used), new(rows, routing.num_used, dtype=torch.float32)
-    route(logits, routing, ends, chosen, weights)
+    route(logits, routing, ends, chosen, weights, named)
     each = room_for(count, experts) if are_many else AT_ONCE
     items = min(count, experts + count // each)
     groups = Groups(chosen, weights, new(count), new(items * each), new(items), new(items), new(1), each, are_many)

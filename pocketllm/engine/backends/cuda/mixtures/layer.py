@@ -89,15 +89,20 @@ class Mixtures:
         self._products = products
 
     def mixture(
-        self, x: Tensor | Normed, experts: Experts, ends: Ends, routed_by: Tensor | Normed | None = None
+        self,
+        x: Tensor | Normed,
+        experts: Experts,
+        ends: Ends,
+        routed_by: Tensor | Normed | None = None,
+        named: Tensor | None = None,
     ) -> Mixed:
-        """Σ weight · expert(x); routed_by: rows that the router reads, where they are others."""
+        """Σ weight · expert(x); routed_by: rows that the router reads, where they are others; named: as for `route`."""
         is_one = len(x) == 1 and not self._products.is_prompt and is_fused(experts)
         source = source_of(x, is_one)
         logits = self._logits(source if routed_by is None else source_of(routed_by, False), experts)
         if is_one:
-            return self._of_one(source, logits, experts, ends)
-        return self._of_several(source, logits, experts, ends)
+            return self._of_one(source, logits, experts, ends, named)
+        return self._of_several(source, logits, experts, ends, named)
 
     def _logits(self, source: Source, experts: Experts) -> Tensor:
         """float32 throughout, [rows, experts]."""
@@ -118,7 +123,7 @@ class Mixtures:
         )  # fmt: skip
         return logits
 
-    def _of_one(self, source: Source, logits: Tensor, experts: Experts, ends: Ends) -> Mixed:
+    def _of_one(self, source: Source, logits: Tensor, experts: Experts, ends: Ends, named: Tensor | None) -> Mixed:
         """A row by itself."""
         gate, up, used = experts.gate, experts.up, experts.routing.num_used
         assert source.rows is not None
@@ -127,9 +132,9 @@ class Mixtures:
         weights = torch.empty(used, dtype=torch.float32, device=device)
         gated = torch.empty(used, out_units * 16, dtype=torch.int32, device=device)
         marks = torch.empty(used, out_units * 4, dtype=torch.float32, device=device)
-        is_routed = not is_plain(experts.routing)
+        is_routed = named is not None or not is_plain(experts.routing)
         if is_routed:
-            route(logits, experts.routing, ends, chosen, weights)
+            route(logits, experts.routing, ends, chosen, weights, named)
         choice, scale, numbers, constants = route_options(experts.routing, ends, logits)
         shares = opening_shares(units_of(gate.cols))
         products.opening_one_kernel[(out_units, used)](
@@ -148,9 +153,10 @@ class Mixtures:
 
         return Mixed(1, close)
 
-    def _of_several(self, source: Source, logits: Tensor, experts: Experts, ends: Ends) -> Mixed:
+    def _of_several(self, source: Source, logits: Tensor, experts: Experts, ends: Ends, named: Tensor | None) -> Mixed:
         """Rows by expert."""
-        groups = grouped(logits, experts.routing, ends, self._products.is_prompt or len(logits) > FEW_ROWS)
+        are_many = self._products.is_prompt or len(logits) > FEW_ROWS
+        groups = grouped(logits, experts.routing, ends, are_many, named)
         opened = open_several(source, experts, groups, ends)
         y = product(opened, experts.down, groups, 1, ends.down_bias)
 

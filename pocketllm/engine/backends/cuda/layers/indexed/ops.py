@@ -22,10 +22,6 @@ from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 class IndexedOps(Operations):
     """What qwen4exp asks for beside a hybrid's operations; see `api.ops.Ops`."""
 
-    _constants: dict[tuple[int, ...], tuple[Any, Any]]
-    """What is made once of small things that a model holds, by their identities, with those things: tables that
-    captured steps read stay where they are."""
-
     def select_groups(self, q: Any, cache: LatentCache, layer: int, batch: ForwardBatch, index: GroupIndex) -> Groups:
         rows, own = written(q), self._of(batch)
         count = triton.next_power_of_2(num_groups(len(rows), own, cache.block_size, index.ratio))

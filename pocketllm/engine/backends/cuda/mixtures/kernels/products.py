@@ -11,7 +11,7 @@ import triton.language as tl
 from pocketllm.engine.backends.cuda.kernels.codes import table_without_signs
 from pocketllm.engine.backends.cuda.kernels.fetch import fetch_tile
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import write_bytes
+from pocketllm.engine.backends.cuda.kernels.rows import gated_by, write_bytes
 from pocketllm.engine.backends.cuda.kernels.several import add_blocks
 from pocketllm.engine.backends.cuda.kernels.single import add_block_to_one, row_of
 from pocketllm.engine.backends.cuda.kernels.unpack import half_of_words
@@ -28,7 +28,7 @@ from pocketllm.engine.backends.cuda.kernels.words import (
     scales_of,
     to_float,
 )
-from pocketllm.engine.backends.cuda.mixtures.kernels.routes import expert_at, gated_by, routes_of
+from pocketllm.engine.backends.cuda.mixtures.kernels.routes import expert_at, routes_of
 
 
 @triton.jit

@@ -8,24 +8,12 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, activated, write_bytes, write_several
+from pocketllm.engine.backends.cuda.kernels.rows import NO_GATE, gated_by, write_bytes, write_several
 
-SOFTMAX, SIGMOID = tl.constexpr(0), tl.constexpr(1)
-BOUNDED = tl.constexpr(3)
-"""A gate beside those of `rows`: of gpt-oss."""
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TO_FEW, TO_MANY, TO_FLOATS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 PAIRS_AT_ONCE = 1024
 ITEMS_AT_ONCE = tl.constexpr(64)
-
-
-@triton.jit
-def gated_by(gate, up, slope, limit, GATE: tl.constexpr):
-    """What an expert's gate lets through."""
-    if GATE == BOUNDED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        return gate / (1 + tl.exp(-slope * gate)) * (up + 1)
-    return activated(gate, GATE) * up
 
 
 @triton.jit
@@ -85,6 +73,19 @@ def in_best_groups(ranked, e, experts, NUM_GROUPS: tl.constexpr, GROUPS_USED: tl
 
 
 @triton.jit
+def scores_of(z, GATING: tl.constexpr):
+    """What a router's logit makes an expert worth by itself: a sigmoid, or the root of ln(1 + eᶻ)."""
+    if GATING == SQRT_SOFTPLUS:
+        power = tl.exp(tl.minimum(z, 20.0))
+        # ln(u) · power / (u - 1) makes good what u = 1 + power has lost (Goldberg 1991)
+        u = 1 + power
+        worth = tl.where(u == 1, power, tl.log(u) * (power / tl.where(u == 1, 1.0, u - 1)))
+        return tl.sqrt(tl.where(z > 20, z, worth))
+    else:
+        return 1 / (1 + tl.exp(-z))
+
+
+@triton.jit
 def routes_of(
     logits, bias, expert_scale, experts, scale, E: tl.constexpr, GATING: tl.constexpr, NUM_USED: tl.constexpr,
     NORMALIZED: tl.constexpr, HAS_CHOICE: tl.constexpr, HAS_SCALE: tl.constexpr, NUM_GROUPS: tl.constexpr,
@@ -97,7 +98,7 @@ def routes_of(
         powers = tl.exp(z - tl.max(z, 0))
         scores = powers / tl.sum(powers, 0)
     else:
-        scores = 1 / (1 + tl.exp(-z))
+        scores = scores_of(z, GATING)
     if (GATING == SOFTMAX) and (not HAS_CHOICE) and (NUM_GROUPS == 1):
         rank = ranks_of(logits, z, e, experts, E)  # scores are in the order of logits
     else:
@@ -142,6 +143,24 @@ def routes_kernel(
         expert, own = expert_at(rank, weight, number, experts, E)
         tl.store(chosen + token * NUM_USED + number, expert)
         tl.store(weights + token * NUM_USED + number, own)
+
+
+@triton.jit
+def named_kernel(
+    logits, named, chosen, weights, experts, scale,
+    USED: tl.constexpr, GATING: tl.constexpr, NUM_USED: tl.constexpr, NORMALIZED: tl.constexpr,
+):  # fmt: skip
+    """The same where a token's experts are named, [tokens, NUM_USED], and scores only weigh them."""
+    wait()
+    token, r = tl.program_id(0), tl.arange(0, USED)
+    at, is_in = token * NUM_USED + r, r < NUM_USED
+    expert = tl.load(named + at, mask=is_in, other=0)
+    scores = scores_of(tl.load(logits + token * experts + expert), GATING)
+    weight = scores
+    if NORMALIZED:
+        weight = scores / tl.sum(tl.where(is_in, scores, 0.0), 0)
+    tl.store(chosen + at, expert, mask=is_in)
+    tl.store(weights + at, weight * scale, mask=is_in)
 
 
 @triton.jit
