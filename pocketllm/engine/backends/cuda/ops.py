@@ -22,6 +22,8 @@ from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.attention import Heads, New, PagedCache, attend, store
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
+from pocketllm.engine.backends.cuda.layers.compressed.entries import CompressedCache
+from pocketllm.engine.backends.cuda.layers.compressed.ops import CompressedOps
 from pocketllm.engine.backends.cuda.layers.indexed.groups import Groups, attend_groups
 from pocketllm.engine.backends.cuda.layers.indexed.ops import IndexedOps
 from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache
@@ -52,7 +54,7 @@ from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CudaOps(IndexedOps, LatentOps, RecurrentOps, StreamOps):
+class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
     """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
 
     def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:
@@ -101,7 +103,9 @@ class CudaOps(IndexedOps, LatentOps, RecurrentOps, StreamOps):
 
         return PagedCache(zeros(key_dim), zeros(value_dim), in_windows)
 
-    def copy_blocks(self, cache: PagedCache | LatentCache, sources: Int32Array, targets: Int32Array) -> None:
+    def copy_blocks(
+        self, cache: PagedCache | LatentCache | CompressedCache, sources: Int32Array, targets: Int32Array
+    ) -> None:
         layers = [*cache.keys, *cache.values] if isinstance(cache, PagedCache) else cache.rows
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             for kept in layers:
