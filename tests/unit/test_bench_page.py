@@ -187,11 +187,15 @@ def test_points_of_a_scenario_become_curves_in_the_units_people_use(record: Reco
     assert "in flight at 4" in render(series.document, plain, rows)
 
 
-def test_operations_are_held_against_the_ceilings_of_the_same_run(record: Record) -> None:
-    calls = [
-        {**row, "prompt_id": "add ×1", "t_send_ns": 0, "chunk_t_ns": [1000, 2000], "chunk_ntok": [1, 1]}
+def calls_of(record: Record, case: str) -> list[dict[str, Any]]:
+    return [
+        {**row, "prompt_id": case, "t_send_ns": 0, "chunk_t_ns": [1000, 2000], "chunk_ntok": [1, 1]}
         for row in record.row_dicts
     ]
+
+
+def test_operations_are_held_against_the_ceilings_of_the_same_run(record: Record) -> None:
+    calls = calls_of(record, "add ×1")
     meter = {
         "cases": {"add ×1": {"bytes": 20_000.0, "flops": 0.0}},
         "ceilings": {"read_gbs": 40.0, "matmul_gflops": 90.0},
@@ -200,9 +204,37 @@ def test_operations_are_held_against_the_ceilings_of_the_same_run(record: Record
 
     text = render(document, plain, calls)
 
-    assert "ceilings: 40.0 GB/s read, 90.0 GFLOP/s float32; rates: ours" in text
-    assert re.search(r"^add ×1 +1\.00 +1\.00 +20\.0 +50%$", text, re.MULTILINE)
+    assert "ceilings: 40.0 GB/s read, 90.0 GF/s float32; rates: ours" in text
+    assert re.search(r"^add ×1 +1\.00 +1\.00 +20\.0 GB/s +50%$", text, re.MULTILINE)
     assert "50%" in render_page(document, calls)
+
+
+@pytest.mark.parametrize(("flops", "rate"), [(1e6, "3.00 TB/s +75%"), (3.6e8, "360 TF/s +90%")])
+def test_an_operation_of_a_device_is_told_by_its_nearest_ceiling_and_beside_another_library(
+    record: Record, flops: float, rate: str
+) -> None:
+    name = "project Q4_K 4096→14336 ×32"
+    known = {"op": "project", "type": "Q4_K", "shape": "4096→14336", "rows": 32, "timed": "captured"}
+    case = {**known, "bytes": 3e6, "flops": flops, "own_s": 2e-6, "peer_s": 5e-6}
+    ceilings = {"copy_gbs": 4000.0, "bf16_gflops": 400_000.0}
+    meter = {"cases": {name: case}, "ceilings": ceilings, "peer": "torch 2.11.0"}
+    document, calls = changed(record, scenario="op_latency", meter={"ours": meter}), calls_of(record, name)
+
+    text, page = render(document, plain, calls), render_page(document, calls)
+
+    assert "ceilings: 4.00 TB/s copied, 400 TF/s bfloat16" in text
+    assert re.search(rf"^project +Q4_K +4096→14336 +32 +1\.00 +1\.00 +{rate} +2\.50×$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "2.50×" in page
+
+
+def test_an_operation_that_was_no_part_of_a_launch_has_a_star(record: Record) -> None:
+    case = {"op": "draw", "rows": 1, "bytes": 1.0, "flops": 0.0, "timed": "call by call"}
+    meter = {"cases": {"draw ×1": case}, "peer": "torch 2.11.0"}
+    document, calls = changed(record, scenario="op_latency", meter={"ours": meter}), calls_of(record, "draw ×1")
+
+    assert re.search(r"^draw\* +1 +1\.00", render(document, plain, calls), re.MULTILINE)
+    assert "draw*" in render_page(document, calls)
 
 
 # -- other tools' words ------------------------------------------------------------------------------------------------

@@ -2,14 +2,19 @@
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pocketllm.bench.probes import page_cache
+from pocketllm.bench.probes.attention import step
+from pocketllm.bench.probes.cases import SMALL, some_blocks
 from pocketllm.bench.probes.ceilings import measure_ceilings
-from pocketllm.bench.probes.operations import make_cases, one_sequence
+from pocketllm.bench.probes.operations import make_cases
 from pocketllm.bench.scenarios import load, op_latency
 from pocketllm.bench.scenarios.contract import Point
 from pocketllm.bench.targets.contract import Ask
@@ -39,7 +44,8 @@ def meter(meters: dict[str, op_latency.OpMeter]) -> op_latency.OpMeter:
 def test_every_point_has_cases_and_every_case_a_point(meter: op_latency.OpMeter) -> None:
     labels = [point.label for point in op_latency.SCENARIO.points]
 
-    assert {case.op for case in meter.cases} | {"lifecycle"} == set(labels)
+    # this backend leaves drawing to the host
+    assert {case.op for case in meter.cases} | {"lifecycle", "draw"} == set(labels)
     assert len({case.name for case in meter.cases}) == len(meter.cases)
 
 
@@ -71,6 +77,9 @@ def test_each_point_gives_samples_with_a_positive_cost(meter: op_latency.OpMeter
     for point in op_latency.SCENARIO.points:
         samples = meter(point, "salt")
 
+        if point.label == "draw":
+            assert samples == []
+            continue
         assert samples, point.label
         assert op_latency.op_costs([sample for _, sample in samples], {})["op"] > 0
         for ask, sample in samples:
@@ -83,8 +92,8 @@ def test_arms_on_one_backend_share_the_prepared_cases(meters: dict[str, op_laten
 
 
 def test_a_call_costs_the_median_over_stamps_and_an_operation_the_geometric_mean() -> None:
-    _, quick = op_latency.as_sample("a", 0, [1_000, 2_000, 9_000], 1)
-    _, slow = op_latency.as_sample("b", 0, [400_000, 800_000, 1_200_000], 4)
+    _, quick = op_latency.as_sample("a", 0, [1e-6, 1e-6, 7e-6], 1)
+    _, slow = op_latency.as_sample("b", 0, [4e-4, 4e-4, 4e-4], 4)
 
     assert op_latency.call_s(quick) == pytest.approx(1e-6)
     assert op_latency.call_s(slow) == pytest.approx(1e-4)
@@ -103,7 +112,7 @@ def test_the_facts_carry_bytes_operations_and_ceilings(
     assert facts["backend"] == "reference"
     assert facts["ceilings"].keys() == {"read_gbs", "matmul_gflops"}
     assert all(value > 0 for value in facts["ceilings"].values())
-    assert facts["cases"]["add ×1"] == {"bytes": 4 * 3 * 64, "flops": 0.0}
+    assert facts["cases"]["add ×1"] == {"bytes": 4 * 3 * 64, "flops": 0.0, "op": "add", "shape": "64", "rows": 1}
 
 
 def test_ceilings_are_found_with_one_thread_and_with_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +123,121 @@ def test_ceilings_are_found_with_one_thread_and_with_several(monkeypatch: pytest
 
 
 def test_a_sequence_s_batch_has_its_new_tokens_after_the_cached_ones() -> None:
-    batch = one_sequence(33, 2)
+    batch = step(33, 2)
 
     assert batch.positions.tolist() == batch.slot_mapping.tolist() == [33, 34]
     assert batch.block_table.tolist() == [[0, 1, 2]]
     assert (batch.seq_lens.tolist(), batch.logit_rows.tolist()) == ([35], [1])
+
+
+def test_several_sequences_in_a_step_have_blocks_of_their_own_from_the_first_one_on() -> None:
+    batch = step(16, 1, seqs=2, first_block=6)
+
+    assert batch.block_table.tolist() == [[6, 7], [8, 9]]
+    assert batch.slot_mapping.tolist() == [7 * 16, 9 * 16]
+    assert (batch.query_start_loc.tolist(), batch.logit_rows.tolist()) == ([0, 1, 2], [0, 1])
+
+
+def test_made_up_blocks_hold_no_number_that_is_slow_or_not_finite() -> None:
+    assert np.isfinite(some_blocks("F16", 4, 64).view(np.float16)).all()
+    assert np.abs(some_blocks("F32", 4, 64).view(np.float32)).min() > 2.0**-126
+
+
+# -- a device whose calls are launched together ------------------------------------------------------------------------
+class Clock:
+    """A unit that takes a microsecond a call."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def seconds(self) -> float:
+        return 1e-6 * self.count
+
+
+class FakeProbe:
+    """Launches nothing; cannot launch `take`, which reads its rows on the host."""
+
+    def __init__(self) -> None:
+        self.cold_bytes = 3 * 4 * 1024 * 2048
+        self.peer = self
+        self.name = "another 1.0"
+        self.copied: list[Any] = []
+        self.finished = 0
+
+    def resident(self, given: Any) -> Any:
+        return given
+
+    def copy(self, weight: Any) -> Any:
+        self.copied.append(weight)
+        return weight
+
+    def finish(self, result: Any) -> None:
+        self.finished += 1
+
+    def together(self, calls: Any) -> Clock:
+        if getattr(getattr(calls[0], "func", None), "__name__", "") == "take":
+            raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+        return Clock(len(calls))
+
+    def ceilings(self) -> dict[str, float]:
+        return {"copy_gbs": 4000.0, "bf16_gflops": 700_000.0}
+
+    def product(self, rows: int, width: int, out: int) -> Any:
+        return [lambda: None]
+
+    def rms_norm(self, rows: int, width: int) -> Any:
+        return [lambda: None]
+
+    def attention(self, spec: Any, seqs: int, queries: int, keys: int) -> Any:
+        return [] if queries > 1 else [lambda: None]
+
+
+@pytest.fixture(scope="module")
+def device_meter(targets: dict[str, Any]) -> op_latency.OpMeter:
+    engine = targets["base"].engine
+    backend = replace(engine.backend, probe=FakeProbe())
+    return op_latency.OpMeter(SimpleNamespace(**{**vars(engine), "backend": backend}), SMALL)  # type: ignore[arg-type]
+
+
+def test_calls_go_through_more_weights_than_a_cache_holds(device_meter: op_latency.OpMeter) -> None:
+    cases = {case.name: case for case in device_meter.cases}
+
+    assert len(cases["project Q6_K 2048→1024 ×8"].calls) == 3
+    assert len(cases["attention ×1 over 129"].calls) > 3
+    tables = {tuple(call.args[3].block_table[0]) for call in cases["attention ×1 over 129"].calls}
+    assert len(tables) == len(cases["attention ×1 over 129"].calls)
+
+
+def test_captured_calls_are_timed_by_the_device_s_clock_in_launches_that_are_long_enough(
+    device_meter: op_latency.OpMeter,
+) -> None:
+    [(_, sample), *_] = device_meter(Point("rms_norm"), "salt")
+
+    assert op_latency.call_s(sample) == pytest.approx(1e-6, rel=1e-2)
+    assert sample.chunk_ntok == sample.chunk_ntok[:1] * op_latency.DEVICE_STAMPS
+    assert 250 <= sample.chunk_ntok[0] <= 251
+
+
+def test_the_facts_tell_what_was_captured_and_what_another_library_took(device_meter: op_latency.OpMeter) -> None:
+    facts = device_meter.facts
+    cases = facts["cases"]
+
+    assert (facts["peer"], facts["ceilings"]["copy_gbs"]) == ("another 1.0", 4000.0)
+    product = cases["project Q6_K 2048→1024 ×8"]
+    assert [product[key] for key in ("op", "type", "shape", "rows")] == ["project", "Q6_K", "2048→1024", 8]
+    assert (product["timed"], product["own_s"], product["peer_s"]) == ("captured", *[pytest.approx(1e-6)] * 2)
+    assert cases["to_numpy ×1"]["timed"] == "call by call"
+    assert cases["take ×1"]["timed"] == "call by call: operation not permitted when stream is capturing"
+    assert "peer_s" in cases["attention ×1 over 129"]
+    assert "peer_s" not in cases["attention ×64 over 64"]
+
+
+def test_what_calls_put_off_is_computed_where_they_are_not_captured(device_meter: op_latency.OpMeter) -> None:
+    probe: Any = device_meter.engine.backend.probe
+    before = probe.finished
+    device_meter(Point("take"), "salt")
+
+    assert probe.finished > before
 
 
 # -- starts ------------------------------------------------------------------------------------------------------------

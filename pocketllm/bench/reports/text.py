@@ -10,6 +10,7 @@ from typing import Any
 from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Role
 from pocketllm.bench.latency import is_token_by_token, metric_of
+from pocketllm.bench.reports.operations import Line, ceiling_words, lines_of
 from pocketllm.bench.reports.series import QUANTILES, Series
 from pocketllm.bench.reports.words import (
     baseline_name,
@@ -247,29 +248,30 @@ def word_title(series: Series, word: str) -> str:
 
 
 def operations(series: Series, paint: Paint) -> str:
-    """Every case: microseconds of each arm, and the baseline against the machine's ceilings."""
-    if not series.is_operations or not series.slots:
+    """Every case: microseconds of each arm, and the baseline against the machine's ceilings and another library."""
+    lines = lines_of(series)
+    if not lines:
         return ""
-    cases, ceilings = series.meter.get("cases") or {}, series.meter.get("ceilings") or {}
-    lines = []
-    if ceilings:
-        lines.append(
-            f"ceilings: {figure(ceilings['read_gbs'])} GB/s read, {figure(ceilings['matmul_gflops'])} GFLOP/s float32; "
-            f"rates: {clip(series.arms[0], 20)}"
-        )
-    part = series.arms[:2]
-    heads = "".join(f" {clip(arm, 8) + ', µs':>12}" for arm in part)
-    lines.append(paint(f"{'case':<29}{heads} {'GB/s':>7} {'of read':>7} {'GFLOP/s':>8}", "dim"))
-    for case, costs in series.operations().items():
-        numbers = "".join(f" {'n/a' if arm not in costs else figure(1e6 * costs[arm]):>12}" for arm in part)
-        known, cost = cases.get(case), costs.get(part[0])
-        if known and cost:
-            gbs = known["bytes"] / cost / 1e9
-            share = f"{gbs / ceilings['read_gbs']:.0%}" if ceilings else ""
-            flops = figure(known["flops"] / cost / 1e9) if known["flops"] else ""
-            numbers += f" {figure(gbs):>7} {share:>7} {flops:>8}"
-        lines.append(f"{clip(case, 29):<29}{numbers}".rstrip())
-    return "\n".join(lines)
+    part, peer, found = series.arms[:2], series.meter.get("peer"), list[str]()
+    if ceilings := series.meter.get("ceilings"):
+        found.append(f"ceilings: {ceiling_words(ceilings)}; rates: {clip(series.arms[0], 20)}")
+    if peer:
+        found.append(f"last column: times as fast as {peer}'s own; *: calls timed one by one")
+    heads = "".join(f" {clip(arm, 4) + ', µs':>8}" for arm in part)
+    head = f"×{peer.split()[0]}" if peer else ""
+    about = f"{'operation':<11} {'type':<7} {'shape':<14} {'rows':>4}"
+    found.append(paint(f"{about}{heads} {'rate':>9} {'share':>5}{head:>7}".rstrip(), "dim"))
+    return "\n".join([*found, *(operation_row(line, part) for line in lines)])
+
+
+def operation_row(line: Line, arms: Sequence[str]) -> str:
+    """One case."""
+    about = f"{clip(line.op, 39):<39}"
+    if line.is_told:
+        op = f"{line.op}{'*' if line.is_called else ''}"
+        about = f"{op:<11} {clip(line.kind, 7):<7} {clip(line.shape, 14):<14} {line.rows:>4}"
+    cells = "".join(f" {'n/a' if arm not in line.costs else figure(1e6 * line.costs[arm]):>8}" for arm in arms)
+    return f"{about}{cells} {line.rate:>9} {line.share:>5} {line.times_peer:>6}".rstrip()
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------

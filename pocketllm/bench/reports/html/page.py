@@ -9,6 +9,7 @@ from pocketllm.bench.arm import Role
 from pocketllm.bench.latency import metric_of
 from pocketllm.bench.reports import words
 from pocketllm.bench.reports.html import drawing
+from pocketllm.bench.reports.operations import ceiling_words, lines_of
 from pocketllm.bench.reports.series import QUANTILES, Series
 from pocketllm.bench.reports.text import reach_of, word_title
 from pocketllm.bench.reports.views import CAVEATS, view
@@ -235,31 +236,17 @@ def view_rows(series: Series, name: str) -> list[dict[str, Any]]:
 
 def operations(series: Series) -> dict[str, Any] | None:
     """Cases of op_latency with what they moved and computed."""
-    if not series.is_operations or not series.slots:
+    lines, ceilings = lines_of(series), series.meter.get("ceilings")
+    if not lines:
         return None
-    cases, ceilings = series.meter.get("cases") or {}, series.meter.get("ceilings")
-    rows = []
-    for case, costs in series.operations().items():
-        cost, known = costs.get(series.arms[0]), cases.get(case)
-        row = {
-            "case": case,
-            "values": [words.figure(1e6 * costs[arm]) if arm in costs else "n/a" for arm in series.arms],
+    rows = [
+        {
+            "line": line,
+            "values": [words.figure(1e6 * line.costs[arm]) if arm in line.costs else "n/a" for arm in series.arms],
         }
-        rows.append({**row, **throughput_of(cost, known, ceilings)})
-    return {"rows": rows, "ceilings": ceilings}
-
-
-def throughput_of(cost: float | None, known: Document | None, ceilings: Document | None) -> dict[str, str]:
-    """GB/s and GFLOP/s of a call, each with its share of the ceiling; empty where unknown."""
-    if not cost or not known:
-        return {"gbs": "", "read": "", "gflops": "", "matmul": ""}
-    gbs, gflops = known["bytes"] / cost / 1e9, known["flops"] / cost / 1e9
-    return {
-        "gbs": words.figure(gbs),
-        "read": f"{gbs / ceilings['read_gbs']:.0%}" if ceilings else "",
-        "gflops": words.figure(gflops) if gflops else "",
-        "matmul": f"{gflops / ceilings['matmul_gflops']:.0%}" if ceilings and gflops else "",
-    }
+        for line in lines
+    ]
+    return {"rows": rows, "ceilings": ceiling_words(ceilings) if ceilings else "", "peer": series.meter.get("peer")}
 
 
 # -- what was run ------------------------------------------------------------------------------------------------------

@@ -111,10 +111,15 @@ def gpu_memory() -> Memory | None:
 
 def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
     """Set the device up and bind the operations."""
+    import torch
+
+    from pocketllm.engine.backends.cuda.layers.operands import written
     from pocketllm.engine.backends.cuda.ops import CudaOps
+    from pocketllm.engine.backends.cuda.steps.probe import CudaProbe
 
     capability = declare(facts, options)
-    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)))
+    probe = CudaProbe(torch.device("cuda"), written)
+    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)), probe)
 
 
 def installed(package: str) -> str:
