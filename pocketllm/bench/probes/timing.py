@@ -46,7 +46,6 @@ class Launch:
 
     def __init__(self, backend: Backend, calls: Calls, reads_back: bool = False) -> None:
         """reads_back: whether a call ends on the host, so that none is part of a launch."""
-        self._calls = calls  # a launch reads what they hold
         self.how = "call by call"
         """`captured`, or that calls were timed one after another, and why."""
         unit: tuple[Unit, int] | None = None

@@ -32,8 +32,9 @@ EPS = 1e-5
 class GraphUnit:
     """Calls as a CUDA graph; see `api.backend.Unit`."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, calls: Calls) -> None:
         self._graph = graph
+        self._calls = calls  # a replay reads the memory of what they hold
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def seconds(self) -> float:
@@ -84,7 +85,7 @@ class CudaProbe:
 
         stream = torch.cuda.current_stream()
         try:
-            return GraphUnit(capture(run, self._pool))
+            return GraphUnit(capture(run, self._pool), calls)
         except RuntimeError:
             torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
             raise
