@@ -6,11 +6,11 @@ import pytest
 
 from tests.cuda.interpreter import in_interpreter
 
-PARTS = ("convolutions", "chunks", "rotations", "copies")
+PARTS = ("convolutions", "chunks", "kimi", "rotations", "copies")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
-@pytest.mark.parametrize("parts", [PARTS, pytest.param(("rules",), marks=pytest.mark.full)], ids="-".join)
+@pytest.mark.parametrize("parts", [PARTS, pytest.param(("rules", "kimi_rules"), marks=pytest.mark.full)], ids="-".join)
 def test_states_and_what_is_read_of_them_agree_with_the_reference(parts: tuple[str, ...]) -> None:
     answer = in_interpreter("tests.cuda.recurrent", *parts, timeout_s=240)
 

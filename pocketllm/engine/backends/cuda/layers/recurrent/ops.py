@@ -4,16 +4,17 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch, Int32Array
-from pocketllm.engine.backends.api.recurrent import DeltaNet
+from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.cuda.layers.operands import Rows, written
 from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.recurrent.kernels.rotations import hadamard_kernel
+from pocketllm.engine.backends.cuda.layers.recurrent.kimi import kimi_delta_rule
 from pocketllm.engine.backends.cuda.layers.recurrent.layers import States, convolve, delta_rule, new_states
 
 
 class RecurrentOps(Operations):
-    """Short convolutions and the gated delta rule; see `api.ops.Ops`."""
+    """Short convolutions and gated delta rules; see `api.ops.Ops`."""
 
     def new_states(self, num_layers: int, conv: tuple[int, int], delta: tuple[int, int, int], num_slots: int) -> States:
         return new_states(num_layers, conv, delta, num_slots, self._device)
@@ -39,6 +40,21 @@ class RecurrentOps(Operations):
     ) -> Tensor:
         rows = written(mixed).contiguous()
         return delta_rule(rows, written(step), written(share), net, states.delta[layer], self._of(batch))
+
+    def kimi_delta(
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        step: Rows,
+        share: Rows,
+        net: KimiDelta,
+        states: States,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        rows = (written(part).contiguous() for part in (q, k, v))
+        return kimi_delta_rule(*rows, written(step), written(share), net, states.delta[layer], self._of(batch))
 
     def hadamard(self, x: Rows, rotation: Hadamard, inverse: bool = False) -> Tensor:
         rows = written(x)

@@ -39,6 +39,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def moved_on(state, k, v, share):
+    """A state that has decayed after one token. state: [key, value]; k: of length one; share: a logit."""
+    error = (v - tl.sum(state * k[:, None], 0)) * sigmoid(share)
+    return state + k[:, None] * error[None, :]
+
+
+@triton.jit
 def single_kernel(
     mixed, step, share, rate, time_bias, states, slots, lengths, seqs, tokens, out,
     step_stride, share_stride, key_heads, value_heads, eps,
@@ -66,9 +73,7 @@ def single_kernel(
         k = k / tl.sqrt(tl.sum(k * k, 0) + eps)
         time = tl.load(step + token * step_stride + head) + tl.load(time_bias + head)
         state = state * tl.exp(tl.load(rate + head) * softplus(time))
-        weight = sigmoid(tl.load(share + token * share_stride + head))
-        error = (v - tl.sum(state * k[:, None], 0)) * weight
-        state = state + k[:, None] * error[None, :]
+        state = moved_on(state, k, v, tl.load(share + token * share_stride + head))
         tl.store(states + at, state, mask=is_in)
         tl.store(out + (token * value_heads + head) * VALUE + e, tl.sum(state * q[:, None], 0), mask=e < VALUE)
 
@@ -92,11 +97,10 @@ def decays_of(step, rate, time_bias, head, is_row, step_stride, token):
 
 
 @triton.jit
-def inverted(lower, ROWS: tl.constexpr, SIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)⁻¹, [ROWS, ROWS], given lower transposed; it is strictly lower, and ROWS are 4 · SIDE.
+def inverted_blocks(lower, ROWS: tl.constexpr, SIDE: tl.constexpr):
+    """(I + lower)⁻¹ of each diagonal block of SIDE rows, [ROWS, ROWS], given lower transposed; it is strictly lower.
 
-    Diagonal blocks of SIDE rows are inverted by forward substitution, all at once. With D these and M = D · (lower
-    without its diagonal blocks), M⁴ = 0 and the whole is (I - M)(I + M²) D. Powers of lower itself would cancel.
+    By forward substitution, all blocks at once.
     """
     r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
     is_own = r // SIDE == c // SIDE
@@ -105,7 +109,19 @@ def inverted(lower, ROWS: tl.constexpr, SIDE: tl.constexpr, PRECISION: tl.conste
         factors = tl.sum(tl.where(is_own & (c % SIDE == row), lower, 0.0), 1)
         known = tl.sum(factors[:, None] * result, 0)
         result = tl.where(is_own & (r % SIDE == row), result - known[None, :], result)
-    rest = tl.dot(result, tl.trans(tl.where(is_own, 0.0, lower)), input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def inverted(lower, ROWS: tl.constexpr, SIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)⁻¹, [ROWS, ROWS], given lower transposed; it is strictly lower, and ROWS are 4 · SIDE.
+
+    With D the inverted diagonal blocks and M = D · (lower without them), M⁴ = 0 and the whole is (I - M)(I + M²) D.
+    Powers of lower itself would cancel.
+    """
+    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
+    result = inverted_blocks(lower, ROWS, SIDE)
+    rest = tl.dot(result, tl.trans(tl.where(r // SIDE == c // SIDE, 0.0, lower)), input_precision=PRECISION)
     square = tl.dot(rest, rest, input_precision=PRECISION)
     result += tl.dot(square, result, input_precision=PRECISION)
     return result - tl.dot(rest, result, input_precision=PRECISION)
