@@ -11,6 +11,7 @@ from pocketllm.engine.backends.api.indexed import GroupIndex
 from pocketllm.engine.backends.cuda.attention import Heads, PagedCache
 from pocketllm.engine.backends.cuda.kernels.heads import angles_kernel
 from pocketllm.engine.backends.cuda.layers.indexed.kernels import groups as kernels
+from pocketllm.engine.backends.cuda.layers.latent.kernels import selection
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 
 SCORES_AT_ONCE = 1 << 25
@@ -44,12 +45,6 @@ def group_angles(inv_freq: Tensor, count: int, ratio: int) -> Tensor:
     return out
 
 
-def num_groups(tokens: int, batch: DeviceBatch, block_size: int, ratio: int) -> int:
-    """Groups that the longest sequence of a step may have."""
-    width = batch.block_table.shape[1]
-    return max(1, (batch.max_length if len(batch.single_seqs) == tokens else width * block_size) // ratio)
-
-
 def select_groups(q: Tensor, rows: Tensor, batch: DeviceBatch, index: GroupIndex, angles: Tensor) -> Groups:
     """The num_best best of each token's own groups. rows: of a layer of the cache, [blocks, block_size, dim]; angles:
     as `group_angles` gives them, of as many groups as there may be."""
@@ -58,19 +53,19 @@ def select_groups(q: Tensor, rows: Tensor, batch: DeviceBatch, index: GroupIndex
     scores = torch.empty(at_once, most, dtype=torch.float32, device=q.device)
     numbers = torch.empty(tokens, min(index.num_best, most), dtype=torch.int32, device=q.device)
     counts = torch.empty(tokens, dtype=torch.int32, device=q.device)
-    where = batch.query_start_loc, batch.seq_lens, batch.positions
-    known = {"RATIO": index.ratio, "SEQS": triton.next_power_of_2(seqs)}
+    where = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.positions
+    known = {"BLOCK": block_size, "RATIO": index.ratio, "SEQS": triton.next_power_of_2(seqs)}
     for first in range(0, tokens, at_once):
         some = min(at_once, tokens - first)
         kernels.worth_kernel[(some, -(-most // TILE))](
-            q, rows, index.norm.weight, angles, batch.block_table, *where, scores, first, seqs, q.stride(0), width,
+            q, rows, index.norm.weight, angles, *where, scores, first, seqs, q.stride(0), width,
             most, index.norm.eps, angles.shape[-1],
             HEADS=index.num_heads, H_BLOCK=max(16, triton.next_power_of_2(index.num_heads)), DIM=index.dim,
-            D_BLOCK=max(16, triton.next_power_of_2(index.dim)), BLOCK=block_size, TILE=TILE, **known, num_warps=4,
+            D_BLOCK=max(16, triton.next_power_of_2(index.dim)), TILE=TILE, **known, num_warps=4,
         )  # fmt: skip
-        kernels.pick_kernel[(some,)](
-            scores, *where, numbers, counts, first, seqs, most, numbers.shape[1],
-            TOP=index.num_best, CHUNK=CHUNK, **known, num_warps=8,
+        selection.pick_kernel[(some,)](
+            scores, *where, numbers, counts, first, seqs, width, most, numbers.shape[1],
+            TOP=index.num_best, GIVES=selection.NUMBERS.value, R_BLOCK=1, CHUNK=CHUNK, **known, num_warps=8,
         )  # fmt: skip
     return Groups(numbers, counts, index.ratio)
 

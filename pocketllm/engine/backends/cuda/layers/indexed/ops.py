@@ -9,9 +9,10 @@ from torch import Tensor
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.indexed import GroupIndex, NGrams
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed
-from pocketllm.engine.backends.cuda.layers.indexed.groups import Groups, group_angles, num_groups, select_groups
+from pocketllm.engine.backends.cuda.layers.indexed.groups import Groups, group_angles, select_groups
 from pocketllm.engine.backends.cuda.layers.indexed.kernels import ngrams as kernels
 from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache
+from pocketllm.engine.backends.cuda.layers.latent.selection import num_entries
 from pocketllm.engine.backends.cuda.layers.operands import written
 from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.recurrent.layers import States, convolve
@@ -24,7 +25,7 @@ class IndexedOps(Operations):
 
     def select_groups(self, q: Any, cache: LatentCache, layer: int, batch: ForwardBatch, index: GroupIndex) -> Groups:
         rows, own = written(q), self._of(batch)
-        count = triton.next_power_of_2(num_groups(len(rows), own, cache.block_size, index.ratio))
+        count = triton.next_power_of_2(num_entries(len(rows), own, cache.block_size, index.ratio))
         key = id(index.inv_freq), count, index.ratio
         if key not in self._constants:
             self._constants[key] = index.inv_freq, group_angles(index.inv_freq, count, index.ratio)

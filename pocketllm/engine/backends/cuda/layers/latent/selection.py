@@ -15,25 +15,37 @@ TILE, CHUNK = 64, 2048
 """Entries that one program scores, and that are looked at together when the best are found."""
 
 
-def select_keys(q: Tensor, weights: Tensor, rows: Tensor, batch: DeviceBatch, spec: IndexerSpec) -> Selected:
-    """The top_k best of each token's own keys. rows: of a layer of the cache, [blocks, block_size, dim]."""
-    tokens, (seqs, width), block_size = len(q), batch.block_table.shape, rows.shape[1]
-    longest = batch.max_length if len(batch.single_seqs) == tokens else width * block_size
-    at_once = min(tokens, max(1, SCORES_AT_ONCE // longest))
-    scores = torch.empty(at_once, longest, dtype=torch.float32, device=q.device)
-    slots = torch.empty(tokens, min(spec.top_k, longest), dtype=torch.int32, device=q.device)
+def num_entries(tokens: int, batch: DeviceBatch, block_size: int, ratio: int) -> int:
+    """Groups of `ratio` tokens that the longest sequence of a step may have."""
+    width = batch.block_table.shape[1]
+    return max(1, (batch.max_length if len(batch.single_seqs) == tokens else width * block_size) // ratio)
+
+
+def select_tokens(
+    q: Tensor, weights: Tensor, rows: Tensor, batch: DeviceBatch, spec: IndexerSpec, block_size: int, ratio: int
+) -> Selected:
+    """The tokens of each token's top_k best groups of `ratio`, and those after its last whole group.
+
+    rows: the groups' keys, a layer of a cache whose blocks are of block_size tokens.
+    """
+    tokens, (seqs, width), most = len(q), batch.block_table.shape, num_entries(len(q), batch, block_size, ratio)
+    at_once = min(tokens, max(1, SCORES_AT_ONCE // most))
+    scores = torch.empty(at_once, most, dtype=torch.float32, device=q.device)
+    num_slots = min(spec.top_k, most) * ratio + ratio - 1
+    slots = torch.empty(tokens, num_slots, dtype=torch.int32, device=q.device)
     counts = torch.empty(tokens, dtype=torch.int32, device=q.device)
     where = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.positions
-    known = {"BLOCK": block_size, "RATIO": 1, "SEQS": triton.next_power_of_2(seqs)}
+    known = {"BLOCK": block_size, "RATIO": ratio, "SEQS": triton.next_power_of_2(seqs)}
     for first in range(0, tokens, at_once):
         some = min(at_once, tokens - first)
-        kernels.scores_kernel[(some, -(-longest // TILE))](
-            q, weights, rows, *where, scores, first, seqs, q.stride(0), weights.stride(0), width, longest,
+        kernels.scores_kernel[(some, -(-most // TILE))](
+            q, weights, rows, *where, scores, first, seqs, q.stride(0), weights.stride(0), width, most,
             HEADS=spec.num_heads, H_BLOCK=max(16, triton.next_power_of_2(spec.num_heads)), DIM=spec.dim,
             D_BLOCK=max(16, triton.next_power_of_2(spec.dim)), TILE=TILE, **known, num_warps=4,
         )  # fmt: skip
         kernels.pick_kernel[(some,)](
-            scores, *where, slots, counts, first, seqs, width, longest, slots.shape[1],
-            TOP=spec.top_k, CHUNK=CHUNK, **known, num_warps=8,
+            scores, *where, slots, counts, first, seqs, width, most, num_slots,
+            TOP=spec.top_k, GIVES=kernels.TOKENS.value, R_BLOCK=triton.next_power_of_2(ratio), CHUNK=CHUNK, **known,
+            num_warps=8,
         )  # fmt: skip
     return Selected(slots, counts)

@@ -1,4 +1,4 @@
-"""What groups of tokens are worth to a token, which it picks, and attention over those and the tokens after them.
+"""What groups of tokens are worth to a token, and attention over those that it picks and the tokens after them.
 
 A group's key is made of its tokens' cached ones wherever it is scored: [groups, dim] take no memory beside the cache.
 """
@@ -9,7 +9,7 @@ import triton.language as tl
 from pocketllm.engine.backends.cuda.kernels.attention import read_slots, scores_of
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
 from pocketllm.engine.backends.cuda.kernels.launch import wait
-from pocketllm.engine.backends.cuda.layers.latent.kernels.selection import least_taken, ordered, seen_by, seq_of
+from pocketllm.engine.backends.cuda.layers.latent.kernels.selection import matches_of, read_query, seen_by, seq_of
 
 
 @triton.jit
@@ -53,48 +53,13 @@ def worth_kernel(
     seq = seq_of(starts, token, seqs, SEQS)
     seen = seen_by(positions, lengths, token, seq, RATIO)
     if tile * TILE < seen:
-        h, d = tl.arange(0, H_BLOCK)[:, None], tl.arange(0, D_BLOCK)[None, :]
         group = tile * TILE + tl.arange(0, TILE)
-        own = tl.load(q + token.to(tl.int64) * q_stride + h * DIM + d, mask=(h < HEADS) & (d < DIM), other=0.0)
         own_table = table + seq.to(tl.int64) * table_stride
         keys = group_keys(
             rows, own_table, weight, angles, group, group < seen, eps, num_freq, DIM, D_BLOCK, BLOCK, RATIO
         )
-        # as exact as float32: another group is no rounding error
-        matches = tl.maximum(tl.dot(own, tl.trans(keys), input_precision="tf32x3"), 0.0)
+        matches = matches_of(read_query(q, token, q_stride, HEADS, H_BLOCK, DIM, D_BLOCK), keys)
         tl.store(scores + row.to(tl.int64) * scores_stride + group, tl.sum(matches, 0), mask=group < seen)
-
-
-@triton.jit(do_not_specialize=("first", "seqs", "scores_stride", "groups_stride"))
-def pick_kernel(
-    scores, starts, lengths, positions, groups, counts, first, seqs, scores_stride, groups_stride,
-    TOP: tl.constexpr, RATIO: tl.constexpr, CHUNK: tl.constexpr, SEQS: tl.constexpr,
-):  # fmt: skip
-    """A token's TOP best groups, or all, in the order of the sequence, and how many; of equal ones the earlier."""
-    wait()
-    row = tl.program_id(0)
-    token = first + row
-    seen = seen_by(positions, lengths, token, seq_of(starts, token, seqs, SEQS), RATIO)
-    own, to = scores + row.to(tl.int64) * scores_stride, groups + token.to(tl.int64) * groups_stride
-    top, left = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
-    if seen > TOP:
-        top, left = least_taken(own, seen, TOP, CHUNK)
-    taken, equal = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
-    for begin in range(0, seen, CHUNK):
-        group = begin + tl.arange(0, CHUNK)
-        is_taken = group < seen
-        if seen > TOP:
-            bits = ordered(tl.load(own + group, mask=group < seen, other=0.0))
-            is_equal = (group < seen) & (bits == top)
-            place = equal + tl.cumsum(is_equal.to(tl.int32), 0)
-            # what is unsigned there is compared with its upper bit turned
-            is_better = (bits ^ -2147483648) > (top ^ -2147483648)
-            is_taken = is_taken & (is_better | (is_equal & (place <= left)))
-            equal += tl.sum(is_equal.to(tl.int32), 0)
-        place = taken + tl.cumsum(is_taken.to(tl.int32), 0) - 1
-        tl.store(to + place, group, mask=is_taken)
-        taken += tl.sum(is_taken.to(tl.int32), 0)
-    tl.store(counts + token, taken)
 
 
 @triton.jit(do_not_specialize=("seqs", "table_stride", "groups_stride"))

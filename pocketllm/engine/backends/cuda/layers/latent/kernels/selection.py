@@ -9,6 +9,9 @@ import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 
+NUMBERS, TOKENS = tl.constexpr(0), tl.constexpr(1)
+"""What `pick_kernel` gives."""
+
 
 @triton.jit
 def seq_of(starts, token, seqs, SEQS: tl.constexpr):
@@ -22,6 +25,21 @@ def seq_of(starts, token, seqs, SEQS: tl.constexpr):
 def seen_by(positions, lengths, token, seq, RATIO: tl.constexpr):
     """Entries of whole groups of RATIO tokens up to a token; none of a token that is nobody's."""
     return tl.minimum(tl.load(positions + token) + 1, tl.load(lengths + seq)) // RATIO
+
+
+@triton.jit
+def read_query(
+    q, token, q_stride, HEADS: tl.constexpr, H_BLOCK: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr
+):
+    """An index's heads of a token: [H_BLOCK, D_BLOCK]."""
+    h, d = tl.arange(0, H_BLOCK)[:, None], tl.arange(0, D_BLOCK)[None, :]
+    return tl.load(q + token.to(tl.int64) * q_stride + h * DIM + d, mask=(h < HEADS) & (d < DIM), other=0.0)
+
+
+@triton.jit
+def matches_of(own, keys):
+    """max(q · key, 0) of every head and key, as exact as float32: another key is no rounding error."""
+    return tl.maximum(tl.dot(own, tl.trans(keys.to(tl.float32)), input_precision="tf32x3"), 0.0)
 
 
 @triton.jit
@@ -48,12 +66,9 @@ def scores_kernel(
     if tile * TILE < seen:
         h, d = tl.arange(0, H_BLOCK), tl.arange(0, D_BLOCK)[None, :]
         entry = tile * TILE + tl.arange(0, TILE)
-        at = token.to(tl.int64) * q_stride + h[:, None] * DIM + d
-        own = tl.load(q + at, mask=(h < HEADS)[:, None] & (d < DIM), other=0.0)
         slot = entry_slots(table + seq.to(tl.int64) * table_stride, entry, entry < seen, BLOCK, RATIO)
         keys = tl.load(rows + slot.to(tl.int64)[:, None] * DIM + d, mask=(entry < seen)[:, None] & (d < DIM), other=0.0)
-        # as exact as float32: another key is no rounding error
-        matches = tl.maximum(tl.dot(own, tl.trans(keys.to(tl.float32)), input_precision="tf32x3"), 0.0)
+        matches = matches_of(read_query(q, token, q_stride, HEADS, H_BLOCK, DIM, D_BLOCK), keys)
         share = tl.load(weights + token.to(tl.int64) * weights_stride + h, mask=h < HEADS, other=0.0)
         worth = tl.sum(matches * share[:, None], 0)
         tl.store(scores + row.to(tl.int64) * scores_stride + entry, worth, mask=entry < seen)
@@ -89,38 +104,57 @@ def least_taken(own, seen, count, CHUNK: tl.constexpr):
     return top, left
 
 
-@triton.jit(do_not_specialize=("first", "seqs", "table_stride", "scores_stride", "slots_stride"))
+@triton.jit
+def taken_of(own, begin, seen, top, left, equal, TOP: tl.constexpr, CHUNK: tl.constexpr):
+    """CHUNK entries from `begin` on, whether they are among the TOP best, and how many of those until here are as good
+    as the last of them, which `top` and `left` tell."""
+    entry = begin + tl.arange(0, CHUNK)
+    is_taken = entry < seen
+    if seen > TOP:
+        bits = ordered(tl.load(own + entry, mask=entry < seen, other=0.0))
+        is_equal = is_taken & (bits == top)
+        place = equal + tl.cumsum(is_equal.to(tl.int32), 0)
+        # what is unsigned there is compared with its upper bit turned
+        is_better = (bits ^ -2147483648) > (top ^ -2147483648)
+        is_taken = is_taken & (is_better | (is_equal & (place <= left)))
+        equal += tl.sum(is_equal.to(tl.int32), 0)
+    return entry, is_taken, equal
+
+
+@triton.jit(do_not_specialize=("first", "seqs", "table_stride", "scores_stride", "picked_stride"))
 def pick_kernel(
-    scores, table, starts, lengths, positions, slots, counts, first, seqs, table_stride, scores_stride, slots_stride,
-    TOP: tl.constexpr, BLOCK: tl.constexpr, RATIO: tl.constexpr, CHUNK: tl.constexpr, SEQS: tl.constexpr,
+    scores, table, starts, lengths, positions, picked, counts, first, seqs, table_stride, scores_stride, picked_stride,
+    TOP: tl.constexpr, GIVES: tl.constexpr, BLOCK: tl.constexpr, RATIO: tl.constexpr, R_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, SEQS: tl.constexpr,
 ):  # fmt: skip
-    """A token's TOP best entries, or all: their slots in the order of the sequence, and how many."""
+    """A token's TOP best entries, or all, in the order of the sequence and of equal ones the earlier, and how many.
+
+    GIVES: their NUMBERS; or TOKENS, slots of their groups' tokens and of those after the last whole group.
+    """
     wait()
     row = tl.program_id(0)
     token = first + row
     seq = seq_of(starts, token, seqs, SEQS)
-    seen = seen_by(positions, lengths, token, seq, RATIO)
+    seen, length = seen_by(positions, lengths, token, seq, RATIO), seen_by(positions, lengths, token, seq, 1)
     own, own_table = scores + row.to(tl.int64) * scores_stride, table + seq.to(tl.int64) * table_stride
-    to = slots + token.to(tl.int64) * slots_stride
+    to = picked + token.to(tl.int64) * picked_stride
     top, left = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     if seen > TOP:
         top, left = least_taken(own, seen, TOP, CHUNK)
-    # what is unsigned there is compared with its upper bit turned
     taken, equal = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for begin in range(0, seen, CHUNK):
-        entry = begin + tl.arange(0, CHUNK)
-        is_in = entry < seen
-        if seen > TOP:
-            bits = ordered(tl.load(own + entry, mask=is_in, other=0.0))
-            is_equal = is_in & (bits == top)
-            place = equal + tl.cumsum(is_equal.to(tl.int32), 0)
-            is_better = (bits ^ -2147483648) > (top ^ -2147483648)
-            is_taken = is_in & (is_better | (is_equal & (place <= left)))
-            equal += tl.sum(is_equal.to(tl.int32), 0)
-        else:
-            is_taken = is_in
+        entry, is_taken, equal = taken_of(own, begin, seen, top, left, equal, TOP, CHUNK)
         place = taken + tl.cumsum(is_taken.to(tl.int32), 0) - 1
-        slot = entry_slots(own_table, entry, is_taken, BLOCK, RATIO)
-        tl.store(to + place, slot, mask=is_taken)
+        if GIVES == NUMBERS:
+            tl.store(to + place, entry, mask=is_taken)
+        else:
+            for member in tl.static_range(RATIO):
+                slot = entry_slots(own_table, entry * RATIO + member, is_taken, BLOCK, 1)
+                tl.store(to + place * RATIO + member, slot, mask=is_taken)
         taken += tl.sum(is_taken.to(tl.int32), 0)
+    if GIVES == TOKENS:
+        rest = seen * RATIO + tl.arange(0, R_BLOCK)
+        slot = entry_slots(own_table, rest, rest < length, BLOCK, 1)
+        tl.store(to + taken * RATIO + rest - seen * RATIO, slot, mask=rest < length)
+        taken = taken * RATIO + length - seen * RATIO
     tl.store(counts + token, taken)
