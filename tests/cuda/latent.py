@@ -1,6 +1,7 @@
 """Checks of latent attention and of residual streams against the reference: in Triton's interpreter, or on a GPU.
 
-usage: python -m tests.cuda.latent [heads] [attention] [selection] [streams] [oracles=deepseek_v2,xing4_f32]
+usage: python -m tests.cuda.latent [heads] [attention] [selection] [pools] [streams]
+           [oracles=deepseek_v2,xing4_f32]
            (TRITON_INTERPRET=1 without a GPU)
 """
 
@@ -115,6 +116,29 @@ def selection() -> None:
     assert normed < 1e-6, normed
 
 
+def pools() -> None:
+    """Tokens of the best groups, many of them equal, and those after the last whole one; groups that end within blocks
+    and beyond, more of them than a token takes, and fewer."""
+    cuda_selection.CHUNK, cuda_selection.SCORES_AT_ONCE = 32, 1 << 7
+    for ratio, best, tokens in ((4, 3, 20), (3, 30, 9), (5, 1, 6)):
+        step, index = Step(LatentAttentionSpec(5, 20, 0, 0.21), tokens), IndexerSpec(3, 8, best)
+        count, per_block = len(step.batch.positions), -(-BLOCK // ratio)
+        keys, q, weights = (
+            RANDOM.integers(-2, 3, shape).astype(np.float32) for shape in ((40, per_block * 8), (count, 24), (count, 3))
+        )
+
+        def attended(ops: Any, of: Any = (ratio, step, index, keys, q, weights)) -> Any:
+            ratio, step, index, keys, q, weights = of
+            cache, own = ops.new_compressed_cache(2, 8, ratio, 40, BLOCK), ops.new_latent_cache(1, 20, 40, BLOCK)
+            cache.rows[1].copy_(rows(ops, keys).view(cache.rows[1].shape))
+            ops.store_latent(own, 0, step.history, rows(ops, step.latent))
+            selected = ops.select_pools(rows(ops, q), rows(ops, weights), cache, 1, step.batch, index)
+            q_rope = rows(ops, step.q_rope)[:, :0]
+            return ops.latent_attention(rows(ops, step.q_latent), q_rope, own, 0, step.batch, step.spec, selected)
+
+        assert (wrong := compared(attended, twice=True)) < 1e-5, (ratio, best, wrong)
+
+
 def streams() -> None:
     """Three streams and four, read and written by both kinds of connection, and read by the head; few rows and many."""
     for n, hidden, kind, tokens in ((4, 40, "F32", 2), (3, 24, "BF16", 1), (4, 8, "Q8_0", 34)):
@@ -160,7 +184,7 @@ def oracles(names: str) -> None:
             assert (wrong := nmse(got, logits[:count])) <= bar, (name, wrong)
 
 
-PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (heads, attention, selection, streams)}
+PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (heads, attention, selection, pools, streams)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton-mi
 
 @needs_triton
 def test_latent_attention_agrees_with_the_reference_whatever_was_in_memory_and_every_time() -> None:
-    parts = ("heads", "attention", "selection", "streams", "oracles=deepseek_v2")
+    parts = ("heads", "attention", "selection", "pools", "streams", "oracles=deepseek_v2")
     answer = in_interpreter("tests.cuda.latent", *parts, timeout_s=240)
 
     assert answer.returncode == 0, answer.stdout + answer.stderr

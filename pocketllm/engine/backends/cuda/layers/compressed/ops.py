@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 
-from pocketllm.engine.backends.api.attention import ForwardBatch
+from pocketllm.engine.backends.api.attention import ForwardBatch, IndexerSpec
 from pocketllm.engine.backends.api.compressed import Compressor
 from pocketllm.engine.backends.cuda.layers.compressed.entries import CompressedCache, compress
+from pocketllm.engine.backends.cuda.layers.latent.attention import Selected
+from pocketllm.engine.backends.cuda.layers.latent.selection import select_tokens
 from pocketllm.engine.backends.cuda.layers.operands import written
 from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.recurrent.layers import States
@@ -36,3 +38,9 @@ class CompressedOps(Operations):
     ) -> None:
         kept = states.conv[state_layer]
         compress(written(values), written(gates), kept, cache, layer, self._of(batch), compressor)
+
+    def select_pools(
+        self, q: Any, weights: Any, cache: CompressedCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selected:
+        rows, own = cache.rows[layer], self._of(batch)
+        return select_tokens(written(q), written(weights), rows, own, spec, cache.block_size, cache.ratio)
