@@ -16,7 +16,7 @@ import torch
 
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.cuda.ops import CudaOps
-from tests.parity import gemma4_oracle, recurrent_oracle, transformers_families
+from tests.parity import gemma4_oracle, glm5_next_oracle, recurrent_oracle, transformers_families
 from tests.parity.drive import Driver, Step, nmse
 from tests.parity.folded import write_folded
 from tests.parity.tiny_families import write_family
@@ -33,7 +33,8 @@ def checkpoint(name: str, work: Path) -> Path:
     committed, path = ORACLES / f"{name}.gguf", work / f"{name}.gguf"
     if name.startswith("folded_"):
         return write_folded(path, name.removeprefix("folded_"))
-    specs = {**transformers_families.SPECS, **recurrent_oracle.SPECS, **gemma4_oracle.SPECS}
+    oracles = transformers_families, recurrent_oracle, gemma4_oracle, glm5_next_oracle
+    specs = {key: spec for oracle in oracles for key, spec in oracle.SPECS.items()}
     return committed if committed.exists() else write_family(path, specs[name])
 
 

@@ -14,7 +14,7 @@ from pocketllm.engine.backends.api.ops import Projection
 from pocketllm.engine.backends.api.streams import HyperConnection
 from pocketllm.engine.backends.cuda.attention import Heads
 from pocketllm.engine.backends.cuda.layers.latent import attention as latent
-from pocketllm.engine.backends.cuda.layers.latent.selection import select_tokens
+from pocketllm.engine.backends.cuda.layers.latent.selection import select_entries
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch, to_device
@@ -110,7 +110,7 @@ def time_prompt(tokens: int) -> None:
 def time_choice(streams: int, length: int) -> None:
     keys, batch = torch.randn(streams * length // BLOCK, BLOCK, 128, device=GPU).half(), step_of(streams, length)
     q, weights = torch.randn(streams, 32 * 128, device=GPU), torch.randn(streams, 32, device=GPU)
-    took = timed(lambda i: select_tokens(q, weights, keys, batch, IndexerSpec(32, 128, 2048), keys.shape[1], 1), 4)
+    took = timed(lambda i: select_entries(q, weights, keys, batch, IndexerSpec(32, 128, 2048), keys.shape[1]), 4)
     print(f"2048 keys chosen, {streams} x {length}: {took:.1f} us", flush=True)
 
 

@@ -1,7 +1,6 @@
 """Checks of recurrent layers against the reference backend: in Triton's interpreter, or on a GPU.
 
-usage: python -m tests.cuda.recurrent [convolutions] [rules] [chunks] [kimi] [kimi_rules]
-           [rotations] [copies]
+usage: python -m tests.cuda.recurrent [convolutions] [rules] [chunks] [rotations] [copies]
            (TRITON_INTERPRET=1 without a GPU)
        python -m tests.cuda.recurrent [large] [times]   (on a GPU)
 """
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.recurrent import DeltaNet, KimiDelta
+from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.backends.api.rotation import Hadamard
 from pocketllm.engine.backends.cuda.layers.recurrent import layers
 from pocketllm.engine.backends.cuda.layers.recurrent.kernels import delta
@@ -145,52 +144,6 @@ def ruled(ops: Any, shape: Shape, steps: Sequence[Sequence[Segment]], spread: fl
     return [*results, states.delta[1].reshape(NUM_SLOTS, -1)]
 
 
-FEW_STEPS: tuple[Sequence[Segment], ...] = (
-    [(5, 0, 2), (0, 0, 1), (3, 0, 70)],
-    [(0, 1, 1), (5, 2, 1)],
-    [(3, 70, 1), (5, 3, 20)],
-)
-"""As STEPS, of fewer tokens."""
-
-
-def kimi() -> None:
-    """A decay for each value of a key, among them nothing and all there is; rows that have the same bits beside others.
-
-    Odd sizes, ragged prompts and decode steps; states afterwards too.
-    """
-    compared(partial(kimi_ruled, heads=2, dim=12, bound=-5.0, steps=FEW_STEPS, spread=1.0), 1e-5)
-    one, *_ = kimi_ruled(CUDA, 1, 16, -5.0, [[(3, 0, 70)]], 1.0)
-    both, *_ = kimi_ruled(CUDA, 1, 16, -5.0, [[(3, 0, 70), (1, 0, 40)]], 1.0)
-    assert torch.equal(one, both[:70])
-
-
-def kimi_rules() -> None:
-    """More of it, decays without a bound too, and keys that are all alike."""
-    for heads, dim, bound, spread in ((3, 6, -5.0, 1.0), (2, 40, None, 1.0), (1, 16, -1.5, 0.05)):
-        compared(partial(kimi_ruled, heads=heads, dim=dim, bound=bound, steps=STEPS, spread=spread), 1e-5)
-
-
-def kimi_ruled(
-    ops: Any, heads: int, dim: int, bound: float | None, steps: Sequence[Sequence[Segment]], spread: float
-) -> list[Any]:
-    """spread: how far keys differ from one that they have in common."""
-    random, width = np.random.default_rng(heads), heads * dim
-    rate, bias = -np.exp(random.standard_normal(heads)), random.standard_normal(width)
-    net = KimiDelta(heads, dim, *(ops.load_vector(some.astype(np.float32)) for some in (rate, bias)), bound)
-    states = states_of(ops, (1, 1), (heads, dim, dim))
-    results = []
-    for step in steps:
-        count = sum(tokens for _, _, tokens in step)
-        made = random.standard_normal((count, 4 * width + heads)).astype(np.float32)
-        q, k, v, time, share = np.split(made, np.arange(1, 5) * width, axis=1)
-        k = k * np.float32(spread) + np.float32(1 - spread)
-        time[:, :3] *= 30  # decays of nothing, and of all there is
-        both = rows(ops, np.concatenate([time * 2, share * 3], 1))  # rows with gaps between
-        sides = ops.columns(both, 0, width), ops.columns(both, width, width + heads)
-        results.append(ops.kimi_delta(*(rows(ops, part) for part in (q, k, v)), *sides, net, states, 1, batch_of(step)))
-    return [*results, states.delta[1].reshape(NUM_SLOTS, -1)]
-
-
 def rotations() -> None:
     """Blocks from the smallest on, and back again."""
     for block, width in ((1, 3), (2, 6), (16, 48), (128, 256), (1024, 2048)):
@@ -264,21 +217,21 @@ def sweep(layer: "Layer", copies: int) -> None:
         named = {"CHUNK_VALUES": values, "CHUNK_WARPS": warps, "SOLVE_WARPS": solving}
         with ExitStack() as stack:
             for name, value in named.items():
-                stack.enter_context(changed(name, value))
+                stack.enter_context(changed(layers, name, value))
             print(f"    {values} {warps} {solving}: {timed(layer.rule, copies):.1f} us", flush=True)
-        with changed("SOLVE_WARPS", solving), without(delta, "states_kernel"):
+        with changed(layers, "SOLVE_WARPS", solving), without(delta, "states_kernel"):
             print(f"    without its states: {timed(layer.rule, copies):.1f} us", flush=True)
 
 
 @contextmanager
-def changed(name: str, value: Any) -> Iterator[None]:
-    """A constant of the layers' launches at another value."""
-    before = getattr(layers, name)
-    setattr(layers, name, value)
+def changed(module: Any, name: str, value: Any) -> Iterator[None]:
+    """A constant of a module's launches at another value."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(layers, name, before)
+        setattr(module, name, before)
 
 
 @contextmanager
@@ -318,7 +271,7 @@ class Layer:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    part.__name__: part for part in (convolutions, rules, chunks, kimi, kimi_rules, rotations, copies, large, times)
+    part.__name__: part for part in (convolutions, rules, chunks, rotations, copies, large, times)
 }
 
 

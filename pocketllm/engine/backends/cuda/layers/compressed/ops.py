@@ -8,7 +8,8 @@ from pocketllm.engine.backends.api.attention import ForwardBatch, IndexerSpec
 from pocketllm.engine.backends.api.compressed import Compressor
 from pocketllm.engine.backends.cuda.layers.compressed.entries import CompressedCache, compress
 from pocketllm.engine.backends.cuda.layers.latent.attention import Selected
-from pocketllm.engine.backends.cuda.layers.latent.selection import select_tokens
+from pocketllm.engine.backends.cuda.layers.latent.kernels.selection import TOKENS
+from pocketllm.engine.backends.cuda.layers.latent.selection import select_entries
 from pocketllm.engine.backends.cuda.layers.operands import written
 from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.layers.recurrent.layers import States
@@ -42,5 +43,5 @@ class CompressedOps(Operations):
     def select_pools(
         self, q: Any, weights: Any, cache: CompressedCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
     ) -> Selected:
-        rows, own = cache.rows[layer], self._of(batch)
-        return select_tokens(written(q), written(weights), rows, own, spec, cache.block_size, cache.ratio)
+        where = self._of(batch), spec, cache.block_size, cache.ratio, TOKENS.value
+        return select_entries(written(q), written(weights), cache.rows[layer], *where)

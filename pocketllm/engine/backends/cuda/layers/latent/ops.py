@@ -10,7 +10,7 @@ from pocketllm.engine.backends.api.ops import Norm
 from pocketllm.engine.backends.cuda.attention import Heads
 from pocketllm.engine.backends.cuda.layers.latent.attention import LatentCache, Selected, attend, store
 from pocketllm.engine.backends.cuda.layers.latent.heads import project_heads
-from pocketllm.engine.backends.cuda.layers.latent.selection import select_tokens
+from pocketllm.engine.backends.cuda.layers.latent.selection import select_entries
 from pocketllm.engine.backends.cuda.layers.operands import written
 from pocketllm.engine.backends.cuda.layers.operations import Operations
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices
@@ -43,8 +43,7 @@ class LatentOps(Operations):
     def select_keys(
         self, q: Any, weights: Any, cache: LatentCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
     ) -> Selected:
-        rows = cache.rows[layer]
-        return select_tokens(written(q), written(weights), rows, self._of(batch), spec, cache.block_size, ratio=1)
+        return select_entries(written(q), written(weights), cache.rows[layer], self._of(batch), spec, cache.block_size)
 
     def layer_norm(self, x: Any, norm: Norm, bias: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(written(x), norm.weight.shape, norm.weight, bias, norm.eps)

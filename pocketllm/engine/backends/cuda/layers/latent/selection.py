@@ -21,17 +21,26 @@ def num_entries(tokens: int, batch: DeviceBatch, block_size: int, ratio: int) ->
     return max(1, (batch.max_length if len(batch.single_seqs) == tokens else width * block_size) // ratio)
 
 
-def select_tokens(
-    q: Tensor, weights: Tensor, rows: Tensor, batch: DeviceBatch, spec: IndexerSpec, block_size: int, ratio: int
+def select_entries(
+    q: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    batch: DeviceBatch,
+    spec: IndexerSpec,
+    block_size: int,
+    ratio: int = 1,
+    gives: int = kernels.ENTRIES.value,
 ) -> Selected:
-    """The tokens of each token's top_k best groups of `ratio`, and those after its last whole group.
+    """The top_k best of each token's own keys. rows: of a layer of the cache, [blocks, keys of a block, dim].
 
-    rows: the groups' keys, a layer of a cache whose blocks are of block_size tokens.
+    block_size: tokens of a block, of which `ratio` whole ones up to a token have a key; gives: slots of ENTRIES, or of
+    those TOKENS and of what comes after the last whole group.
     """
     tokens, (seqs, width), most = len(q), batch.block_table.shape, num_entries(len(q), batch, block_size, ratio)
     at_once = min(tokens, max(1, SCORES_AT_ONCE // most))
     scores = torch.empty(at_once, most, dtype=torch.float32, device=q.device)
-    num_slots = min(spec.top_k, most) * ratio + ratio - 1
+    best = min(spec.top_k, most)
+    num_slots = best if gives == kernels.ENTRIES.value else (best + 1) * ratio - 1
     slots = torch.empty(tokens, num_slots, dtype=torch.int32, device=q.device)
     counts = torch.empty(tokens, dtype=torch.int32, device=q.device)
     where = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.positions
@@ -45,7 +54,6 @@ def select_tokens(
         )  # fmt: skip
         kernels.pick_kernel[(some,)](
             scores, *where, slots, counts, first, seqs, width, most, num_slots,
-            TOP=spec.top_k, GIVES=kernels.TOKENS.value, R_BLOCK=triton.next_power_of_2(ratio), CHUNK=CHUNK, **known,
-            num_warps=8,
+            TOP=spec.top_k, GIVES=gives, R_BLOCK=triton.next_power_of_2(ratio), CHUNK=CHUNK, **known, num_warps=8,
         )  # fmt: skip
     return Selected(slots, counts)

@@ -17,6 +17,8 @@ SINGLE_VALUES, CHUNK_VALUES = 64, 32
 """Columns of a head's state in one program, of a token and of a sequence's chunks; with the warps of such a program
 part of the numerics version."""
 SINGLE_WARPS, CHUNK_WARPS, SUM_WARPS = 4, 4, 4
+CHUNK_STAGES = 3
+"""Chunks of a sequence that are in shared memory or on their way there."""
 
 
 def kimi_delta_rule(
@@ -62,4 +64,5 @@ def chunked_rule(
     kernels.states_kernel[(tiles, heads, triton.cdiv(net.dim, CHUNK_VALUES))](
         q_decayed, k_decayed, k_rest, v, left, solved, scores, kept, batch.state_slots, batch.seq_lens, *places, out,
         heads, **sizes, V_BLOCK=CHUNK_VALUES, PRECISION=PRECISION, num_warps=CHUNK_WARPS,
+        num_stages=CHUNK_STAGES,
     )  # fmt: skip

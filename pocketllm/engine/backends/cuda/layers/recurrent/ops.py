@@ -53,8 +53,9 @@ class RecurrentOps(Operations):
         layer: int,
         batch: ForwardBatch,
     ) -> Tensor:
-        rows = (written(part).contiguous() for part in (q, k, v))
-        return kimi_delta_rule(*rows, written(step), written(share), net, states.delta[layer], self._of(batch))
+        own_q, own_k, own_v = (written(part).contiguous() for part in (q, k, v))
+        kept, own = states.delta[layer], self._of(batch)
+        return kimi_delta_rule(own_q, own_k, own_v, written(step), written(share), net, kept, own)
 
     def hadamard(self, x: Rows, rotation: Hadamard, inverse: bool = False) -> Tensor:
         rows = written(x)

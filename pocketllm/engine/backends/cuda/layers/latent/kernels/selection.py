@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 
-NUMBERS, TOKENS = tl.constexpr(0), tl.constexpr(1)
+NUMBERS, ENTRIES, TOKENS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """What `pick_kernel` gives."""
 
 
@@ -129,7 +129,7 @@ def pick_kernel(
 ):  # fmt: skip
     """A token's TOP best entries, or all, in the order of the sequence and of equal ones the earlier, and how many.
 
-    GIVES: their NUMBERS; or TOKENS, slots of their groups' tokens and of those after the last whole group.
+    GIVES: their NUMBERS; slots of ENTRIES; or slots of their groups' TOKENS, and of those after the last whole group.
     """
     wait()
     row = tl.program_id(0)
@@ -147,7 +147,9 @@ def pick_kernel(
         place = taken + tl.cumsum(is_taken.to(tl.int32), 0) - 1
         if GIVES == NUMBERS:
             tl.store(to + place, entry, mask=is_taken)
-        else:
+        if GIVES == ENTRIES:
+            tl.store(to + place, entry_slots(own_table, entry, is_taken, BLOCK, RATIO), mask=is_taken)
+        if GIVES == TOKENS:
             for member in tl.static_range(RATIO):
                 slot = entry_slots(own_table, entry * RATIO + member, is_taken, BLOCK, 1)
                 tl.store(to + place * RATIO + member, slot, mask=is_taken)
