@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS, TILE_ROWS
+from pocketllm.engine.backends.cuda.matrices.uploads import pieces
 from pocketllm.engine.backends.cuda.packing import Packed, pack
 from pocketllm.engine.backends.cuda.quant import SPLITS
 from pocketllm.engine.weights.quant_types import BY_NAME
@@ -52,16 +53,14 @@ def load(data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int], d
     """Copy a matrix's file bytes to the device and bring them into their layout there, a slice of rows at a time."""
     rows, cols = shape
     if quant_type in PLAIN:
-        raw = torch.from_numpy(np.array(data).reshape(-1).view(np.uint8))
-        return Matrix(Plain(raw.to(device).view(PLAIN[quant_type]).view(rows, cols)))
+        return Matrix(Plain(load_plain(data, PLAIN[quant_type], shape, device)))
     layout, split = LAYOUTS[quant_type], SPLITS[quant_type]
     kind = BY_NAME[quant_type]
     blocks = np.ascontiguousarray(data).reshape(rows, cols // kind.block_elements, kind.block_bytes)
     step = max(TILE_ROWS, ELEMENTS_AT_ONCE // cols // TILE_ROWS * TILE_ROWS)
     whole: list[Tensor] = []
     padded = -(-rows // TILE_ROWS) * TILE_ROWS
-    for at in range(0, rows, step):
-        some = torch.from_numpy(np.array(blocks[at : at + step])).to(device)
+    for at, some in zip(range(0, rows, step), pieces(blocks, step, device), strict=True):
         short = -len(some) % TILE_ROWS
         if short:
             some = torch.cat([some, some.new_zeros(short, *some.shape[1:])])
@@ -73,6 +72,16 @@ def load(data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int], d
                 first = at * len(part) // len(some)
                 target[first : first + len(part)] = part
     return Matrix(Packed(layout, rows, cols, *whole))
+
+
+def load_plain(data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Floats as they lie in the file, [rows, cols]."""
+    rows, cols = shape
+    values = torch.empty(rows, cols, dtype=dtype, device=device)
+    step = max(1, ELEMENTS_AT_ONCE // cols)
+    for at, some in zip(range(0, rows, step), pieces(data.reshape(rows, -1), step, device), strict=True):
+        values[at : at + step] = some.view(dtype)
+    return values
 
 
 @dataclass(frozen=True)
