@@ -8,6 +8,7 @@ import typer
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     BlockSize,
     KVCacheBytes,
     KVDtype,
@@ -59,6 +60,7 @@ def check(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Show what this machine offers, what each installed backend would do with it, and what a model would become.
@@ -78,6 +80,7 @@ def check(
         threads=threads,
         activation_dtype=activation_dtype,
         kv_dtype=kv_dtype,
+        batch_invariant=batch_invariant,
     )
     report = report_on(options, with_model=model is not None)
     with reader_may_leave():
@@ -262,9 +265,16 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("working memory", gib(plan["scratch_bytes"])),
         ("step", f"at most {plan['max_num_seqs']} requests and {plan['max_num_batched_tokens']} tokens"),
         *ready_facts(plan),
-        ("exactness", f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"),
+        ("exactness", exactness(plan)),
     ]
     return facts + [("note", note) for note in plan["notes"]]
+
+
+def exactness(plan: dict[str, Any]) -> str:
+    """What an answer does not depend on."""
+    if plan["options"]["batch_invariant"]:
+        return f"batch-invariant in steps of up to {plan['batch_invariant_width']} rows"
+    return f"a row is independent of its neighbors up to {plan['batch_invariant_width']} rows a step"
 
 
 def ready_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:

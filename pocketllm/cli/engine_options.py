@@ -68,6 +68,16 @@ KVDtype = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+BatchInvariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="Give a request the same bits in any company, however its prompt is cut and cached; refused where the "
+        "backend cannot.",
+        show_default="--no-batch-invariant",
+        rich_help_panel=PANEL,
+    ),
+]
 MaxNumSeqs = Annotated[
     int | None,
     typer.Option(

@@ -13,6 +13,7 @@ from pocketllm.cli import engine_options as more
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     KVDtype,
     MaxModelLen,
     Model,
@@ -153,6 +154,7 @@ def generate(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
 ) -> None:
     """Continue a prompt, or answer a chat message; text goes to stdout as it comes."""
     from pocketllm.engine.lifecycle.sampling.params import SamplingParams
@@ -191,6 +193,7 @@ def generate(
         threads=threads,
         activation_dtype=activation_dtype,
         kv_dtype=kv_dtype,
+        batch_invariant=batch_invariant,
     )
     messages = [{"role": "user", "content": text}] if is_chat else None
     if messages and system is not None:

@@ -69,7 +69,8 @@ class Engine:
                 ops.copy_blocks(some, sources, targets)
 
         drawer = drawer_of(forward)
-        runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks)
+        apart = limits.answers_apart
+        runner = Runner(forward, self.model.logits, limits.block_size, ops.take, copy_states, copy_blocks, apart)
         if drawer is not None:
             logits = partial(logits_on_device, self.model, drawer)
             runner.draw_by(drawer, logits, ops.to_numpy, limits.keeps_prompt_ends)

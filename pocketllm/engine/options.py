@@ -66,6 +66,9 @@ class EngineOptions:
     """What rows are rounded to before a matrix multiplies them, one of ACTIVATION_DTYPES; None: as the model needs."""
     kv_dtype: str | None = None
     """What cached keys and values are kept in, one of KV_DTYPES; None: the backend's own."""
+    batch_invariant: bool = False
+    """Whether a request must have the same bits in any company, however its prompt is cut and wherever its first tokens
+    come from; refused where that cannot be promised."""
     test_step_delay: float = 0.0
     """Share of its own time by which each step is made longer on purpose, to test what should see that; 0: none."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
 from pocketllm.engine.lifecycle.scheduler import Schedule
-from pocketllm.engine.lifecycle.steps.batch import build_ragged, build_singles
+from pocketllm.engine.lifecycle.steps.batch import build, build_ragged, build_singles
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
@@ -29,3 +29,15 @@ def test_a_step_of_one_token_a_request_is_gathered_as_any_other(sizes: list[tupl
         got, want = getattr(one, field.name), getattr(other, field.name)
         assert got.dtype == want.dtype, field.name
         np.testing.assert_array_equal(got, want, err_msg=field.name)
+
+
+def test_a_backend_that_must_know_is_told_which_tokens_are_of_answers() -> None:
+    prompts = [Request(str(number), [7] * 5, SamplingParams()) for number in range(3)]
+    prompts[0].output_token_ids = [8]
+    for request in prompts:
+        request.block_ids = [0, 1]
+    counts, starts = dict(zip(prompts, (1, 5, 1), strict=True)), dict(zip(prompts, (5, 0, 4), strict=True))
+    schedule = Schedule(counts, starts, frozenset(prompts))
+
+    assert build(schedule, 4, {}, tells_answers=True).answers.tolist() == [True, False, False]
+    assert build(schedule, 4, {}).answers.size == 0

@@ -73,6 +73,30 @@ def test_a_conversation_goes_on_where_the_answer_ended() -> None:
     assert answer(loop, turn).num_cached_tokens == 20
 
 
+def test_an_answer_that_has_other_bits_than_in_a_prompt_is_computed_again() -> None:
+    loop, _, _ = fake_loop(answers_apart=True)
+    answer(loop, PROMPT)
+    turn = PROMPT + greedy_reference(PROMPT, 6) + [11, 12]
+
+    assert answer(loop, turn).num_cached_tokens == 16
+    assert answer(loop, turn).num_cached_tokens == 24
+
+
+def test_nobody_waits_for_an_answer_that_will_not_be_found() -> None:
+    loop, scheduler, _ = fake_loop(answers_apart=True)
+    loop.submit(
+        Request("a", PROMPT, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)), lambda event: None
+    )
+    for _ in range(12):
+        loop.step()
+    [running] = scheduler.running
+    turn = PROMPT + running.output_token_ids[:8]
+    loop.submit(Request("b", turn, SamplingParams(temperature=0.0, max_tokens=2)), lambda event: None)
+    loop.step()
+
+    assert [request.request_id for request in scheduler.running] == ["a", "b"]
+
+
 def test_a_prompt_that_differs_early_shares_nothing_though_its_end_is_equal() -> None:
     loop, _, _ = fake_loop()
     answer(loop, PROMPT)

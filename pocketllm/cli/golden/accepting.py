@@ -8,6 +8,7 @@ from pocketllm.cli import output
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     KVDtype,
     MaxModelLen,
     Model,
@@ -30,6 +31,7 @@ def accept(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Turn proposals into accepted fixtures: refused in CI, from a dirty tree, or under another hard key."""
@@ -47,6 +49,7 @@ def accept(
             threads=threads,
             activation_dtype=activation_dtype,
             kv_dtype=kv_dtype,
+            batch_invariant=batch_invariant,
             max_model_len=max_model_len,
         ),
         engine,

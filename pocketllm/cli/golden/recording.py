@@ -11,6 +11,7 @@ from pocketllm.cli import output
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     KVDtype,
     MaxModelLen,
     Model,
@@ -65,6 +66,7 @@ def record(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Ask three times, measure the noise, and propose the answer as `*.pending`; `golden accept` makes it count.
@@ -91,6 +93,7 @@ def record(
         threads=threads,
         activation_dtype=activation_dtype,
         kv_dtype=kv_dtype,
+        batch_invariant=batch_invariant,
         max_model_len=max_model_len,
     )
     subject = open_subject(options, engine)
@@ -120,7 +123,7 @@ def same_key(options: "EngineOptions", engine: str | None, fixtures: Path | None
     """The flags of this command without which another would look for answers under another key."""
     from pocketllm.engine.options import as_flag
 
-    named = ("model", "backend", "threads", "activation_dtype", "kv_dtype", "max_model_len")
+    named = ("model", "backend", "threads", "activation_dtype", "kv_dtype", "batch_invariant", "max_model_len")
     flags = [as_flag(name, getattr(options, name)) for name in named if options.sources.get(name) == "flag"]
     flags += [f"--engine={engine}"] if engine else []
     flags += [f"--fixtures={fixtures}"] if fixtures else []
@@ -151,6 +154,7 @@ def suggest(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Rank prompts by the smallest margin of their answers: the clearest makes the best golden. Writes nothing.
@@ -169,6 +173,7 @@ def suggest(
             threads=threads,
             activation_dtype=activation_dtype,
             kv_dtype=kv_dtype,
+            batch_invariant=batch_invariant,
             max_model_len=max_model_len,
         )
     )

@@ -11,6 +11,7 @@ from pocketllm.cli import output
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     KVDtype,
     MaxModelLen,
     Model,
@@ -42,6 +43,7 @@ def review(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Go through what is proposed: accepted and proposed answer aligned at the first divergence, and what it cost.
@@ -61,6 +63,7 @@ def review(
             threads=threads,
             activation_dtype=activation_dtype,
             kv_dtype=kv_dtype,
+            batch_invariant=batch_invariant,
             max_model_len=max_model_len,
         ),
         engine,

@@ -10,6 +10,7 @@ from pocketllm.cli import output
 from pocketllm.cli.engine_options import (
     ActivationDtype,
     Backend,
+    BatchInvariant,
     KVDtype,
     MaxModelLen,
     Model,
@@ -94,6 +95,7 @@ def verify(
     threads: Threads = None,
     activation_dtype: ActivationDtype = None,
     kv_dtype: KVDtype = None,
+    batch_invariant: BatchInvariant = None,
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Ask for every accepted answer again and compare: prompt ids, token ids, logprobs, text, finish reason, usage.
@@ -114,6 +116,7 @@ def verify(
             threads=threads,
             activation_dtype=activation_dtype,
             kv_dtype=kv_dtype,
+            batch_invariant=batch_invariant,
             max_model_len=max_model_len,
         ),
         cases=tuple(cases or ()),

@@ -64,7 +64,7 @@ class Scheduler:
         self.prefix_cache: PrefixCache | None = None
         if limits.prefix_cache:
             self.prefix_cache = PrefixCache(
-                self.pool, limits.block_size, cache_seed, self.states, self.ends, self.windows
+                self.pool, limits.block_size, cache_seed, self.states, self.ends, self.windows, limits.answers_apart
             )
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()

@@ -11,6 +11,7 @@ from typing import Any
 from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelFamily
 from pocketllm.engine.options import AUTO, EngineOptions
+from pocketllm.engine.plan.invariance import invariance_notes, variances
 from pocketllm.engine.plan.memory import (
     Demand,
     MemoryPlan,
@@ -55,6 +56,9 @@ class Limits:
     """Most blocks of those layers that one request has at once."""
     num_window_blocks: int = 0
     """How many there are for all."""
+    answers_apart: bool = False
+    """Whether tokens of answers are told to the backend, and kept out of the prefix cache: there they have other bits
+    than in a prompt."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ class EnginePlan:
 
 def backend_options(options: EngineOptions, family: ModelFamily | str | None = None) -> BackendOptions:
     """The part of the options that a backend answers for, and what a model's family needs of it where it has one."""
-    wishes = BackendOptions(options.threads, options.activation_dtype, options.kv_dtype)
+    wishes = BackendOptions(
+        options.threads, options.activation_dtype, options.kv_dtype, batch_invariant=options.batch_invariant
+    )
     if family is None or isinstance(family, str):
         return wishes
     return replace(wishes, least_activations=family.capability.least_activations)
@@ -131,7 +137,8 @@ def make_plan(
     if isinstance(family, str):
         raise UnsupportedFeatureError(what, [family, *unreadable])
     unmet = unmet_capabilities(options, family, capability, checkpoint.metadata)
-    reasons = [*family.unmet(checkpoint), *unreadable, *unmet]
+    variant = variances(options, family, capability, checkpoint.metadata)
+    reasons = [*family.unmet(checkpoint), *unreadable, *unmet, *variant]
     if reasons:
         raise UnsupportedFeatureError(f"{what} on {capability.name}", reasons)
 
@@ -283,6 +290,7 @@ def plan_notes(options: SizedOptions, family: ModelFamily, capability: BackendCa
     """What the reader of a plan should know beyond its numbers."""
     return [
         *activation_notes(options, family),
+        *invariance_notes(options, capability),
         *width_notes(options, capability),
         *thread_notes(capability),
         *delay_notes(options),
@@ -343,6 +351,7 @@ def make_limits(
         window=window.size,
         window_blocks_per_request=window.num_blocks(options, memory.max_model_len),
         num_window_blocks=memory.num_window_blocks,
+        answers_apart=options.batch_invariant and capability.answers_apart,
     )
 
 

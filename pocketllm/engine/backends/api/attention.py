@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class ForwardBatch:
     """As block_table, of caches in windows; in place of a block that no window shows any more stands any of its own."""
     window_slots: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """As slot_mapping, of caches in windows. Both are empty when the model has none."""
+    answers: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """[sequences] whether a sequence's token is one of its answer, fed back; otherwise they are of its prompt. Empty
+    for a backend that need not know (`BackendCapability.answers_apart`)."""
 
     @property
     def num_tokens(self) -> int:

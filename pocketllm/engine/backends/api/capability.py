@@ -16,6 +16,9 @@ class BackendOptions:
     """What cached keys and values are kept in."""
     least_activations: str = "int8"
     """What the model needs of a backend that has a choice, where the user says nothing: int8, mixed or int16."""
+    batch_invariant: bool = False
+    """Whether a row's bits must not depend on what else a step holds; a backend that declares no `invariant_ops` for
+    it is refused."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,13 @@ class BackendCapability:
     max_steps_in_flight: int = 1
     """1: a step has been computed when its launch returns, so nothing is gained by launching the next one before its
     tokens are known. 2: it has not, and something is."""
+    invariant_ops: frozenset[str] = frozenset()
+    """Operations that give a token the same bits beside any others, up to batch_invariant_width rows a step, and
+    however its sequence was cut into steps: what `--batch-invariant` asks for. Empty where the backend was not asked,
+    or does not promise it."""
+    answers_apart: bool = False
+    """Whether that takes to be told which tokens are of answers (`ForwardBatch.answers`), since those have other bits
+    than the same tokens in a prompt."""
 
 
 @dataclass(frozen=True)

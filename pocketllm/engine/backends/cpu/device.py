@@ -45,6 +45,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         raise UnsupportedFeatureError(
             "backend cpu", [f"it has no activations in {activation_dtype} with a cache in {kv_dtype}"]
         )
+    ops = frozenset(name for name in vars(Ops) if not name.startswith("_") and hasattr(CpuOps, name))
     return BackendCapability(
         name=NAME,
         device="cpu",
@@ -54,7 +55,8 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         num_cores=facts.num_cores,
         activation_dtype=activation_dtype,
         kv_dtype=kv_dtype,
-        ops=frozenset(name for name in vars(Ops) if not name.startswith("_") and hasattr(CpuOps, name)),
+        ops=ops,
+        invariant_ops=ops,
         quant_types=frozenset(bytes_per_element()),
         weight_bytes_per_element=bytes_per_element(),
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],

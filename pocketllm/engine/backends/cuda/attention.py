@@ -41,6 +41,8 @@ class PagedCache:
     values: Sequence[Tensor]
     in_windows: bool = False
     """Whether a batch's window_table and window_slots are of its blocks."""
+    is_invariant: bool = False
+    """Whether splits of a sequence's keys must not depend on how many sequences a step has."""
     counters: dict[int, Tensor] = field(default_factory=dict)
 
     def arrivals(self, count: int) -> Tensor:
@@ -128,7 +130,8 @@ def attend(
     own_sinks = q.x if sinks is None else sinks
     if len(batch.single_seqs):
         arrivals = cache.arrivals(len(batch.single_seqs) * keys.shape[2])
-        attend_singles(q, own_sinks, keys, values, batch, spec, constants, new, arrivals, out, halves)
+        whole = SPLIT if cache.is_invariant or len(batch.single_seqs) == 1 else WHOLE * SPLIT
+        attend_singles(q, own_sinks, keys, values, batch, spec, constants, new, arrivals, out, halves, whole)
     if len(batch.tile_seqs):
         attend_tiles(q, own_sinks, keys, values, batch, spec, constants, out)
     return out
@@ -136,7 +139,7 @@ def attend(
 
 def attend_singles(
     q: Heads, sinks: Tensor, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec,
-    constants: dict[str, int | bool], new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None,
+    constants: dict[str, int | bool], new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None, whole: int,
 ) -> None:  # fmt: skip
     """Sequences with one token: each split of their keys by itself, put together by the last of them."""
     x, weight, angles, eps, num_freq = q.arguments()
@@ -157,7 +160,7 @@ def attend_singles(
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
-        WHOLE=SPLIT if singles == 1 else WHOLE * SPLIT, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
+        WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
         num_warps=SPLIT_WARPS,
     )  # fmt: skip

@@ -36,6 +36,16 @@ weights for less than a tenth of a second; and one part in so many of the memory
 BATCH_INVARIANT_WIDTH = 1
 """A row by itself is rounded and summed otherwise than with others; 2 to 32 rows of decode steps have equal bits."""
 NUMERICS_VERSION = "cuda-5"
+INVARIANT_OPS = frozenset(
+    {"load_matrix", "load_vector", "new_kv_cache", "copy_blocks", "embed", "rms_norm", "project", "project_add"}
+    | {"rope_angles", "rope", "store_kv", "attention", "sink_attention", "silu_mul", "gelu_mul", "sigmoid_mul", "mul"}
+    | {"add", "scale", "columns", "take", "to_numpy", "synchronize", "capture"}
+    | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture"}
+)
+"""What gives a token the same bits in any step with --batch-invariant (decision 44). Chunks of the delta rule begin
+where a prompt was cut; latents are split by how many sequences there are; the rest has not been looked at."""
+INVARIANT_WIDTH = 65536
+"""Of a step then: no kernel looks at how many rows there are, so that this is only more than any step has."""
 
 
 def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
@@ -74,12 +84,14 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
         kv_scale_bytes=0,
         attention_scratch_bytes=0,
-        batch_invariant_width=BATCH_INVARIANT_WIDTH,
+        batch_invariant_width=INVARIANT_WIDTH if options.batch_invariant else BATCH_INVARIANT_WIDTH,
         memory_bytes=None if memory is None else max(0, memory.free - RESERVED_BYTES),
-        numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}",
+        numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}" + "-invariant" * options.batch_invariant,
         sizes=step_sizes(memory),
         step_widths=WIDTHS,
         max_steps_in_flight=2,
+        invariant_ops=INVARIANT_OPS if options.batch_invariant else frozenset(),
+        answers_apart=options.batch_invariant,
     )
 
 
@@ -119,7 +131,8 @@ def open_backend(facts: DeviceFacts, options: BackendOptions) -> Backend:
 
     capability = declare(facts, options)
     probe = CudaProbe(torch.device("cuda"), written)
-    return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype)), probe)
+    ops = CudaOps(capability.kv_dtype, is_invariant=options.batch_invariant)
+    return Backend(capability, cast(Ops, ops), probe)
 
 
 def installed(package: str) -> str:

@@ -50,6 +50,7 @@ from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, P
 from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
+from pocketllm.engine.backends.cuda.steps.kinds import Apart
 
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -57,10 +58,11 @@ KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": to
 class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
     """Every operation on the GPU; on the CPU too, where Triton's interpreter runs the kernels."""
 
-    def __init__(self, kv_dtype: str = "float16", device: str = "cuda") -> None:
+    def __init__(self, kv_dtype: str = "float16", device: str = "cuda", is_invariant: bool = False) -> None:
+        """is_invariant: whether a row's bits must not depend on what else a step holds (see `steps.kinds`)."""
         self._device = torch.device(device)
         self._kv_dtype = KV_DTYPES[kv_dtype]
-        self._products = Products(self._device)
+        self._products = Products(self._device, is_invariant)
         self._mixtures = Mixtures(self._products)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
         self._constants = {}
@@ -101,7 +103,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
             each = (*shape, dim)
             return [torch.zeros(each, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
 
-        return PagedCache(zeros(key_dim), zeros(value_dim), in_windows)
+        return PagedCache(zeros(key_dim), zeros(value_dim), in_windows, self._products.is_invariant)
 
     def copy_blocks(
         self, cache: PagedCache | LatentCache | CompressedCache, sources: Int32Array, targets: Int32Array
@@ -212,7 +214,8 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
             new, self._new = self._new[2], None
         self._store_new()
         tokens, v_dim = len(heads.x), cache.values[layer].shape[-1]
-        is_handed_on = self._products.is_decode and tokens == 1 and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
+        is_single = self._products.is_decode and tokens == 1 and not self._products.is_invariant
+        is_handed_on = is_single and v_dim % 32 == 0 and v_dim & (v_dim - 1) == 0
         halves = new_halves(tokens, spec.num_heads * v_dim, self._device) if is_handed_on else None
         out = attend(heads, cache, layer, own, spec, new, halves, sinks)
         return out if halves is None else Attended(out, halves)
@@ -294,7 +297,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def capture(self, forward: Callable[[ForwardBatch], Any], max_tokens: int) -> Captured:
+    def capture(self, forward: Callable[[ForwardBatch], Any], max_tokens: int) -> Captured | Apart:
         """Steps become CUDA graphs when their size is first seen; they take tokens from a drawer of their own."""
         drawer = CudaDrawer(self._device, self._count_graph)
 
@@ -311,7 +314,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
 
         captured = Captured(step, drawer, self._device, max_tokens, self._count_graph)
         self._captured.add(captured)
-        return captured
+        return Apart(captured, self._device) if self._products.is_invariant else captured
 
     def _count_graph(self) -> None:
         self._num_graphs += 1

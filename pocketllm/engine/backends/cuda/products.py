@@ -1,6 +1,6 @@
 """Rows times matrices: few rows from packed weights, many by the tensor cores on unpacked tiles."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cuda.kernels import several, single
+from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
 from pocketllm.engine.backends.cuda.kernels.single import Halves
@@ -160,8 +161,10 @@ Operand = Tensor | Gated | Attended | Sum
 class Products:
     """Multiplies; keeps which matrices were put together, and the buffer that tiles are unpacked into."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, is_invariant: bool = False) -> None:
+        """is_invariant: whether the kind of rows alone picks the form of a product, and never how many there are."""
         self.device = device
+        self.is_invariant = is_invariant
         self._runs: dict[tuple[int, ...], tuple[Sequence[Projection], list[Run]]] = {}
         """By the identities of projections, which are kept with them: no other one may come to have the same."""
         self._unpacked: Tensor | None = None
@@ -175,7 +178,9 @@ class Products:
     ) -> tuple[Tensor | Part, ...]:
         """x · weightᵀ (+ bias) (+ residual) for each; x gated or normed as it is read."""
         runs = self._runs_of(projections)
-        rows = rows_of(x, norm, all(isinstance(run.matrix, Packed) for run in runs))
+        # a single row's form comes from the product before it, others are made of rows
+        are_handed_on = not self.is_invariant and all(isinstance(run.matrix, Packed) for run in runs)
+        rows = rows_of(x, norm, are_handed_on)
         if self.is_decode and len(runs) == 1 and is_pair(runs[0]):
             pair = Pair(self, rows, runs[0])
             return Part(pair, 0), Part(pair, 1)
@@ -188,10 +193,11 @@ class Products:
         """rows · weightᵀ (+ bias) (+ residual) of all that lies together."""
         out = torch.empty(len(rows), sum(run.widths), dtype=torch.float32, device=self.device)
         if isinstance(run.matrix, Plain):
-            plain_product(rows.floats(), run.matrix, out, run.bias, residual)
-        elif len(rows) > FEW_ROWS or self.is_prompt:
+            multiply = fixed_product if self.is_invariant else library_product
+            plain_product(rows.floats(), run.matrix, out, run.bias, residual, multiply)
+        elif self.is_prompt or (len(rows) > FEW_ROWS and not self.is_invariant):
             self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
-        elif len(rows) == 1:
+        elif len(rows) == 1 and not self.is_invariant:
             single.multiply(rows.halves(), run.matrix, out, run.bias, residual)
         else:
             several.multiply(rows.several(), run.matrix, out, run.bias, residual)
@@ -200,7 +206,8 @@ class Products:
     def sum(self, x: Operand, projection: Projection, residual: Tensor) -> Sum | None:
         """residual + x · weightᵀ, put off; None where there is nothing to gain."""
         [run] = self._runs_of((projection,))
-        return Sum(rows_of(x, None, True), run, residual) if isinstance(run.matrix, Packed) else None
+        may_gain = isinstance(run.matrix, Packed) and not self.is_invariant
+        return Sum(rows_of(x, None, True), run, residual) if may_gain else None
 
     def _runs_of(self, projections: Sequence[Projection]) -> list[Run]:
         """Neighbors of one layout put together, once."""
@@ -220,7 +227,7 @@ class Products:
             last = min(first + step, packed.rows)
             tile = self._unpacked[: (last - first) * packed.cols].view(last - first, packed.cols)
             unpack_rows(packed, tile, first)
-            product = half_product(x, tile)
+            product = fixed_product(x, tile) if self.is_invariant else half_product(x, tile)
             finish(product, scale, out, bias, residual, first, last)
 
 
@@ -285,10 +292,10 @@ class Rows:
         return self._x, norm
 
 
-def rows_of(x: Operand, norm: Norm | None, are_packed: bool) -> Rows:
-    """What products read of x; are_packed: whether no matrix is of plain floats."""
+def rows_of(x: Operand, norm: Norm | None, are_handed_on: bool) -> Rows:
+    """What products read of x; are_handed_on: whether a sum may make a single row's form, as no matrix needs floats."""
     if isinstance(x, Sum):
-        return (x.normed(norm) if norm is not None and are_packed else None) or Rows(x.written(), norm)
+        return (x.normed(norm) if norm is not None and are_handed_on else None) or Rows(x.written(), norm)
     if isinstance(x, Attended):
         return Rows(x.x, norm, x.halves if norm is None else None)
     return Rows(x, norm)
@@ -332,13 +339,21 @@ def joined_bias(group: Sequence[Projection]) -> Tensor | None:
     return torch.cat([zero if p.bias is None else p.bias for p, zero in zip(group, zeros, strict=True)])
 
 
-def plain_product(x: Tensor, plain: Plain, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-    """float32 throughout; eight rows at least, so that a row's sums do not depend on how few there are."""
-    padded = x if len(x) >= 8 else torch.nn.functional.pad(x, (0, 0, 0, 8 - len(x)))
-    product = (padded @ plain.values.float().T)[: len(x)]
+def plain_product(
+    x: Tensor, plain: Plain, out: Tensor, bias: Tensor | None, residual: Tensor | None,
+    multiply: Callable[[Tensor, Tensor], Tensor],
+) -> None:  # fmt: skip
+    """float32 throughout."""
+    product = multiply(x, plain.values)
     if bias is not None:
         product = product + bias
     out.copy_(product if residual is None else product + residual)
+
+
+def library_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ in float32; eight rows at least, so that a row's sums do not depend on how few there are."""
+    padded = x if len(x) >= 8 else torch.nn.functional.pad(x, (0, 0, 0, 8 - len(x)))
+    return (padded @ weight.float().T)[: len(x)]
 
 
 def half_product(x: Tensor, tile: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
     """What this backend can do on this machine."""
     from pocketllm.engine.weights.quant import known_types
 
+    ops = frozenset(name for name in vars(Ops) if not name.startswith("_"))
     return BackendCapability(
         name=NAME,
         device="cpu",
@@ -47,7 +48,8 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         num_cores=facts.num_cores,
         activation_dtype=DTYPE,
         kv_dtype=DTYPE,
-        ops=frozenset(name for name in vars(Ops) if not name.startswith("_")),
+        ops=ops,
+        invariant_ops=ops,
         quant_types=frozenset(known_types()),
         weight_bytes_per_element=dict.fromkeys(known_types(), 4.0),
         kv_element_bytes=4,

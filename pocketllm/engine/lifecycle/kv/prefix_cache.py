@@ -23,8 +23,9 @@ class PrefixCache:
     """The blocks of a pool by the tokens they hold.
 
     seed: tells apart what may not share blocks (model, block size, dtype and layers of the cache); states and ends: of
-    a model that has recurrent states; windows: of one with layers that see a window. Counts are in tokens and of
-    admissions only: what was asked for, and how much of it was there.
+    a model that has recurrent states; windows: of one with layers that see a window; answers_apart: whether tokens of
+    answers are not found again, since they have other bits in a prompt. Counts are in tokens and of admissions only:
+    what was asked for, and how much of it was there.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class PrefixCache:
         states: StateSlots | None = None,
         ends: PromptEnds | None = None,
         windows: WindowGroup | None = None,
+        answers_apart: bool = False,
     ) -> None:
+        self._answers_apart = answers_apart
         self._pool = pool
         self._windows = windows
         self._states = states
@@ -109,10 +112,14 @@ class PrefixCache:
         first = index = len(request.block_ids)
         if first < other.num_kept_blocks:
             return 0  # it has been computed, and would have been found if it were the same
-        last = min(request.num_tokens - 1, other.num_tokens) // self._block_size
+        last = min(request.num_tokens - 1, self._num_to_find(other)) // self._block_size
         while index < last and self._key(request, index) == self._key(other, index):
             index += 1
         return (index - first) * self._block_size
+
+    def _num_to_find(self, request: Request) -> int:
+        """How many of its tokens others may find, once they have been computed."""
+        return len(request.prompt_token_ids) if self._answers_apart else request.num_tokens
 
     def count(self, request: Request, num_hit_tokens: int) -> None:
         """Book an admission."""
@@ -121,7 +128,8 @@ class PrefixCache:
 
     def keep(self, request: Request) -> None:
         """Make the blocks that a request has filled findable; called when their tokens have been computed."""
-        for index in range(request.num_kept_blocks, request.num_computed_tokens // self._block_size):
+        computed = min(request.num_computed_tokens, self._num_to_find(request))
+        for index in range(request.num_kept_blocks, computed // self._block_size):
             self._pool.set_key(request.block_ids[index], self._key(request, index))
             if self._windows is not None:
                 self._windows.keep(request, index, self._key(request, index))

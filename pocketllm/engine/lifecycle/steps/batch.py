@@ -1,6 +1,7 @@
 """From a schedule to the one flat batch that a model runs; numpy only, made anew each step."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,20 @@ from pocketllm.engine.lifecycle.request import Request
 from pocketllm.engine.lifecycle.scheduler import Schedule
 
 
-def build(schedule: Schedule, block_size: int, pending_ids: Mapping[Request, int]) -> ForwardBatch:
+def build(
+    schedule: Schedule, block_size: int, pending_ids: Mapping[Request, int], tells_answers: bool = False
+) -> ForwardBatch:
     """Gather the tokens, positions and cache places of one step; requests stay in the schedule's order.
 
-    pending_ids: what stands for a request's next token while it is on its way.
+    pending_ids: what stands for a request's next token while it is on its way; tells_answers: whether the backend is to
+    know which tokens are of answers.
     """
     is_single = schedule.total_tokens == len(schedule.num_tokens)
-    return (build_singles if is_single else build_ragged)(schedule, block_size, pending_ids)
+    batch = (build_singles if is_single else build_ragged)(schedule, block_size, pending_ids)
+    if not tells_answers:
+        return batch
+    answers = [schedule.starts[request] >= len(request.prompt_token_ids) for request in schedule.num_tokens]
+    return replace(batch, answers=np.array(answers, np.bool_))
 
 
 def build_ragged(schedule: Schedule, block_size: int, pending_ids: Mapping[Request, int]) -> ForwardBatch:

@@ -75,7 +75,8 @@ class Runner:
 
     forward: one flat batch → hidden states of its `logit_rows`, as the backend captured it; logits: the model's own, as
     numpy; take: the backend's `Ops.take`, for cutting many rows of hidden states into slices; copy_states and
-    copy_blocks: of a model with recurrent states, from slots to slots and from cache blocks to cache blocks.
+    copy_blocks: of a model with recurrent states, from slots to slots and from cache blocks to cache blocks;
+    answers_apart: see `Limits`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Runner:
         take: Callable[[Tensor, npt.NDArray[np.int32]], Tensor],
         copy_states: Copier | None = None,
         copy_blocks: Copier | None = None,
+        answers_apart: bool = False,
     ) -> None:
         self._forward = forward
         self._logits = logits
@@ -93,6 +95,7 @@ class Runner:
         self._take = take
         self._copy_states = copy_states
         self._copy_blocks = copy_blocks
+        self._answers_apart = answers_apart
         self._drawer: Drawer | None = None
         self._keeps_ends = False
         self._to_numpy: Callable[[Any], Any] = np.asarray
@@ -125,7 +128,7 @@ class Runner:
             computed = replace(schedule, num_tokens=counts)
             if not counts:
                 return Launched(schedule, (), dict.fromkeys(schedule.ends), None, None)
-        hidden = self._forward(batch.build(computed, self._block_size, pending_ids))
+        hidden = self._forward(batch.build(computed, self._block_size, pending_ids, self._answers_apart))
         owners = batch.owners(computed)
         last = {request: row for row, (request, _) in enumerate(owners) if request in schedule.ready}
         logits = self._logits(hidden) if 0 < len(owners) <= LOGIT_ROWS_AT_ONCE else None
@@ -144,6 +147,8 @@ class Runner:
                 continue
             if self._keeps_ends and not request.output_token_ids:
                 continue
+            if self._answers_apart and sampler.params.logprobs is not None:
+                continue  # in what order a device sums for its reports goes by how many there are
             draw = attempt(sampler.draw, row)
             if isinstance(draw, Exception):
                 chosen[request] = draw

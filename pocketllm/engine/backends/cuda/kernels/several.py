@@ -71,6 +71,13 @@ class Several:
         """Words as pairs in an int32, scales, and sums as such pairs."""
         return self.words.view(torch.int32), self.scales, self.sums.view(torch.int32)
 
+    def tile(self, number: int) -> "Several":
+        """One tile of it."""
+        if len(self.words) == 1:
+            return self
+        tile, rows = slice(number, number + 1), slice(number * self.together, (number + 1) * self.together)
+        return Several(self.words[tile], self.sums[tile], self.scales[rows], self.arrivals)
+
     @property
     def together(self) -> int:
         """Rows of a tile."""
@@ -321,7 +328,14 @@ def splits_of(packed: Packed) -> tuple[int, int]:
 
 
 def multiply(x: Several, packed: Packed, y: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> None:
-    """y = x · weightᵀ (+ bias) (+ residual) of 2 to 32 rows. y, residual: float32 [rows of x, rows]."""
+    """y = x · weightᵀ (+ bias) (+ residual), a tile of x after another. y, residual: float32 [rows of x, rows]."""
+    for number in range(len(x.words)):
+        rows = slice(number * x.together, (number + 1) * x.together)
+        multiply_tile(x.tile(number), packed, y[rows], bias, None if residual is None else residual[rows])
+
+
+def multiply_tile(x: Several, packed: Packed, y: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    """`multiply` of 1 to 32 rows in one tile."""
     layout, together = packed.layout, x.together
     programs = -(-packed.rows // (WARPS * TILE_ROWS))
     splits, each = splits_of(packed)

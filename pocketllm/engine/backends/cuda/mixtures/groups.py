@@ -20,6 +20,8 @@ from pocketllm.engine.backends.cuda.products import Rows, Sum
 GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SQRT_SOFTPLUS: 2}
 NO_GATE, SILU, GELU, BOUNDED, LIMITED = 0, 1, 2, 5, 6
 TO_FEW, TO_MANY, TO_FLOATS = 0, 1, 2
+INVARIANT_ROOM = 64
+"""Pairs in an item of a prompt where that is always the same; part of the numerics version."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,19 @@ def route(
     )  # fmt: skip
 
 
-def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool, named: Tensor | None = None) -> Groups:
-    """Route rows and put their pairs together by expert. named: as for `route`."""
+def grouped(
+    logits: Tensor,
+    routing: Routing,
+    ends: Ends,
+    are_many: bool,
+    named: Tensor | None = None,
+    is_invariant: bool = False,
+) -> Groups:
+    """Route rows and put their pairs together by expert.
+
+    named: as for `route`; is_invariant: in items whose size no number of rows decides, since the instruction that
+    multiplies them goes by it.
+    """
     rows, experts = logits.shape
     count, device = rows * routing.num_used, logits.device
 
@@ -151,7 +164,7 @@ def grouped(logits: Tensor, routing: Routing, ends: Ends, are_many: bool, named:
 
     chosen, weights = new(rows, routing.num_used), new(rows, routing.num_used, dtype=torch.float32)
     route(logits, routing, ends, chosen, weights, named)
-    each = room_for(count, experts) if are_many else AT_ONCE
+    each = AT_ONCE if not are_many else INVARIANT_ROOM if is_invariant else room_for(count, experts)
     items = min(count, experts + count // each)
     groups = Groups(chosen, weights, new(count), new(items * each), new(items), new(items), new(1), each, are_many)
     chunk = min(routes.PAIRS_AT_ONCE, triton.next_power_of_2(count))

@@ -97,7 +97,8 @@ class Mixtures:
         named: Tensor | None = None,
     ) -> Mixed:
         """Σ weight · expert(x); routed_by: rows that the router reads, where they are others; named: as for `route`."""
-        is_one = len(x) == 1 and not self._products.is_prompt and is_fused(experts)
+        is_alone = len(x) == 1 and not self._products.is_prompt and not self._products.is_invariant
+        is_one = is_alone and is_fused(experts)
         source = source_of(x, is_one)
         logits = self._logits(source if routed_by is None else source_of(routed_by, False), experts)
         if is_one:
@@ -114,7 +115,7 @@ class Mixtures:
         weight, eps, has_norm = source.norm_options()
         values, count = router.weight.held.values, router.weight.rows
         line = triton.next_power_of_2(source.x.shape[1])
-        each = 4 if rows > 1 and line <= 4096 else 1
+        each = 4 if (rows > 1 or self._products.is_invariant) and line <= 4096 else 1
         logits = torch.empty(rows, count, dtype=torch.float32, device=source.x.device)
         routes.router_kernel[(-(-count // each), rows)](
             source.x, weight, values, logits if router.bias is None else router.bias, logits, source.x.stride(0),
@@ -156,7 +157,7 @@ class Mixtures:
     def _of_several(self, source: Source, logits: Tensor, experts: Experts, ends: Ends, named: Tensor | None) -> Mixed:
         """Rows by expert."""
         are_many = self._products.is_prompt or len(logits) > FEW_ROWS
-        groups = grouped(logits, experts.routing, ends, are_many, named)
+        groups = grouped(logits, experts.routing, ends, are_many, named, self._products.is_invariant)
         opened = open_several(source, experts, groups, ends)
         y = product(opened, experts.down, groups, 1, ends.down_bias)
 

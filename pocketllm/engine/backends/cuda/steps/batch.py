@@ -27,7 +27,7 @@ class DeviceBatch:
     logit_rows: Tensor | None
     """None: every token's."""
     single_seqs: Tensor
-    """Sequences with one token in this step."""
+    """Sequences with one token in this step; where they are told apart, those of answers."""
     single_tokens: Tensor
     """Where that token is."""
     tile_seqs: Tensor
@@ -72,9 +72,22 @@ class Sizes:
         return [*sizes, *windows, self.seqs if self.has_states else 0]
 
 
-def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Tiles of queries of the sequences with more than one token: which sequence, and from which of its tokens on."""
-    numbers = np.where(counts > 1, -(-counts // TILE_QUERIES), 0)
+def are_single(batch: ForwardBatch) -> bool:
+    """Whether every sequence is attended as one token, over splits of its keys: where they are told apart, those of
+    answers alone."""
+    return batch.is_single and (not len(batch.answers) or bool(batch.answers.all()))
+
+
+def singles_of(batch: ForwardBatch, counts: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Of each sequence, whether it is attended so."""
+    return batch.answers if len(batch.answers) else counts == 1
+
+
+def tiles_of(
+    counts: npt.NDArray[np.int32], singles: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tiles of queries of the other sequences: which sequence, and from which of its tokens on."""
+    numbers = np.where(singles, 0, -(-counts // TILE_QUERIES))
     seqs = np.repeat(np.arange(len(counts), dtype=np.int32), numbers)
     firsts = np.arange(len(seqs), dtype=np.int32) - np.repeat(np.cumsum(numbers) - numbers, numbers).astype(np.int32)
     return seqs, firsts * np.int32(TILE_QUERIES)
@@ -82,19 +95,20 @@ def tiles_of(counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.
 
 def sizes_of(batch: ForwardBatch) -> Sizes:
     """The sizes that a batch needs."""
-    if batch.is_single:
+    if are_single(batch):
         count, width, longest = batch.num_seqs, batch.block_table.shape[1], int(batch.seq_lens.max(initial=0))
         return Sizes(count, count, count, 0, len(batch.logit_rows), width, longest, *kinds_of(batch))
     counts = np.diff(batch.query_start_loc)
+    singles = singles_of(batch, counts)
     has_windows, has_states = kinds_of(batch)
     return Sizes(
         tokens=batch.num_tokens,
         seqs=batch.num_seqs,
-        singles=int((counts == 1).sum()),
-        tiles=len(tiles_of(counts)[0]),
+        singles=int(singles.sum()),
+        tiles=len(tiles_of(counts, singles)[0]),
         rows=len(batch.logit_rows),
         table_width=batch.block_table.shape[1],
-        max_length=int(batch.seq_lens[counts == 1].max(initial=0)),
+        max_length=int(batch.seq_lens[singles].max(initial=0)),
         has_windows=has_windows,
         has_states=has_states,
     )
@@ -116,14 +130,15 @@ def fill(target: npt.NDArray[np.int32], views: list[npt.NDArray[np.int32]], batc
     Empty places: tokens without a slot, sequences of length 0 without a state; spare tiles and singles are of the last
     sequence, which must be an empty one where there are any.
     """
-    if batch.is_single:
+    if are_single(batch):
         singles, single_tokens = batch.query_start_loc[:-1], batch.query_start_loc[:-1]
         tile_seqs = tile_firsts = singles[:0]
     else:
         counts = np.diff(batch.query_start_loc)
-        singles = np.flatnonzero(counts == 1).astype(np.int32)
+        is_one = singles_of(batch, counts)
+        singles = np.flatnonzero(is_one).astype(np.int32)
         single_tokens = batch.query_start_loc[singles]
-        tile_seqs, tile_firsts = tiles_of(counts)
+        tile_seqs, tile_firsts = tiles_of(counts, is_one)
     target.fill(0)
     ids, positions, starts, lengths, table, slots, rows, single_seqs, single_places, *rest = views
     tiles, firsts, window_table, window_slots, state_slots = rest

@@ -1,0 +1,60 @@
+"""Rows times a matrix in tiles of one size, whatever the number of rows: a row has the same bits beside any others.
+
+A library picks tiles, and where sums are split, by the number of rows. Here a program has all of a sum, begun at its
+first value.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pocketllm.engine.backends.cuda.kernels.launch import wait
+
+HALF = {"ROWS": 128, "COLS": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
+"""Tile of float16: rows of x, rows of the matrix, and how much of them at a time; part of the numerics version."""
+PLAIN = {"ROWS": 16, "COLS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2}
+"""The same where sums are of float32, which the tensor cores do not have."""
+TOGETHER = tl.constexpr(8)
+"""Tiles of x whose programs follow one another, so that they find the matrix's rows in the second-level cache."""
+
+
+@triton.jit
+def fixed_kernel(
+    x, w, y, x_rows, rows, x_stride, y_stride, width: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, IS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    """y[m, n] = Σ x[m] · w[n] in float32; w: [rows, width], its rows contiguous. IS_PLAIN: of values in float32."""
+    wait()
+    program, across = tl.program_id(0), tl.cdiv(rows, COLS)
+    first = program // (TOGETHER * across) * TOGETHER
+    beside = tl.minimum(tl.cdiv(x_rows, ROWS) - first, TOGETHER)
+    within = program % (TOGETHER * across)
+    m = (first + within % beside) * ROWS + tl.arange(0, ROWS)
+    n, k = within // beside * COLS + tl.arange(0, COLS), tl.arange(0, DEPTH)[None, :]
+    own_x, is_x = x + m.to(tl.int64)[:, None] * x_stride + k, (m < x_rows)[:, None]
+    own_w, is_w = w + n.to(tl.int64)[:, None] * width + k, (n < rows)[:, None]
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for at in tl.range(0, width, DEPTH):
+        if width % DEPTH != 0:
+            is_x, is_w = (m < x_rows)[:, None] & (k < width - at), (n < rows)[:, None] & (k < width - at)
+        some_x = tl.load(own_x + at, mask=is_x, other=0.0)
+        some_w = tl.load(own_w + at, mask=is_w, other=0.0)
+        if IS_PLAIN:
+            total = tl.dot(some_x, tl.trans(some_w.to(tl.float32)), total, input_precision="ieee")
+        else:
+            total = tl.dot(some_x, tl.trans(some_w), total)
+    to = y + m.to(tl.int64)[:, None] * y_stride + n[None, :]
+    tl.store(to, total, mask=(m < x_rows)[:, None] & (n < rows)[None, :])
+
+
+def fixed_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ, summed and given in float32: of float16 both, or of a float32 x and whatever floats."""
+    (count, width), rows = x.shape, len(weight)
+    y = torch.empty(count, rows, dtype=torch.float32, device=x.device)
+    is_plain = x.dtype == torch.float32
+    tile = PLAIN if is_plain else HALF
+    fixed_kernel[(-(-count // tile["ROWS"]) * -(-rows // tile["COLS"]),)](
+        x, weight, y, count, rows, x.stride(0), y.stride(0), width=width, IS_PLAIN=is_plain, **tile
+    )
+    return y
