@@ -41,9 +41,10 @@ INVARIANT_OPS = frozenset(
     | {"rope_angles", "rope", "store_kv", "attention", "sink_attention", "silu_mul", "gelu_mul", "sigmoid_mul", "mul"}
     | {"add", "scale", "columns", "take", "to_numpy", "synchronize", "capture"}
     | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture"}
+    | {"new_latent_cache", "store_latent", "latent_attention", "project_heads"}
 )
 """What gives a token the same bits in any step with --batch-invariant (decision 44). Chunks of the delta rule begin
-where a prompt was cut; latents are split by how many sequences there are; the rest has not been looked at."""
+where a prompt was cut; the rest has not been looked at."""
 INVARIANT_WIDTH = 65536
 """Of a step then: no kernel looks at how many rows there are, so that this is only more than any step has."""
 

@@ -64,6 +64,8 @@ def parts_of(batch: ForwardBatch) -> Iterator[tuple[ForwardBatch, Places]]:
 
 def part_of(batch: ForwardBatch, seqs: Places) -> tuple[ForwardBatch, Places]:
     """Some sequences of a step, and which rows of its result are theirs."""
+    if len(seqs) == batch.num_seqs:
+        return batch, np.arange(len(batch.logit_rows))
     counts = np.diff(batch.query_start_loc)
     owner = np.repeat(np.arange(batch.num_seqs), counts)
     is_own = np.isin(owner, seqs)

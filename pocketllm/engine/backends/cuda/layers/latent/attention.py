@@ -64,11 +64,14 @@ def store(rows: Tensor, slots: Tensor, first: Heads, second: Heads | None) -> No
 
 def attend(
     q_latent: Tensor, q_rope: Heads, rows: Tensor, batch: DeviceBatch, spec: LatentAttentionSpec,
-    selected: Selected | None, are_few: bool,
+    selected: Selected | None, are_few: bool, is_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Each sequence's new tokens over its own cached rows: [tokens, heads · rank], float32."""
+    """Each sequence's new tokens over its own cached rows: [tokens, heads · rank], float32.
+
+    is_invariant: whether splits must not depend on how many sequences there are.
+    """
     out = torch.empty(len(q_latent), spec.num_heads * spec.rank, dtype=torch.float32, device=q_latent.device)
-    launch = Launch(q_latent, q_rope, rows, spec, out)
+    launch = Launch(q_latent, q_rope, rows, spec, out, is_invariant)
     if selected is not None:
         most = selected.slots.shape[1]
         launch.singles(selected.slots, selected.counts, None, len(out), most, are_few)
@@ -84,11 +87,13 @@ def attend(
 class Launch:
     """One layer's attention."""
 
-    def __init__(self, q_latent: Tensor, q_rope: Heads, rows: Tensor, spec: LatentAttentionSpec, out: Tensor) -> None:
+    def __init__(
+        self, q_latent: Tensor, q_rope: Heads, rows: Tensor, spec: LatentAttentionSpec, out: Tensor, is_invariant: bool
+    ) -> None:
         x, _, angles, _, num_freq = q_rope.arguments()
         self._q = q_latent, x, angles, rows
         self._strides = q_latent.stride(0), x.stride(0)
-        self._spec, self._out, self._num_freq = spec, out, num_freq
+        self._spec, self._out, self._num_freq, self._is_invariant = spec, out, num_freq, is_invariant
         self._heads = min(LINES, triton.next_power_of_2(spec.num_heads))
         self._groups = -(-spec.num_heads // self._heads)
         is_wide = rows.element_size() > 2
@@ -106,7 +111,7 @@ class Launch:
         """Single tokens: of sequences at places, or all of a step over the slots in `table`."""
         spec, out, has_selection = self._spec, self._out, places is None
         seqs, tokens = (lengths, lengths) if places is None else places
-        kind = 0 if count == 1 else 1
+        kind = 0 if count == 1 and not self._is_invariant else 1
         least, most = SPLIT[kind], MOST_SPLITS[kind]
         if not in_splits:
             least = triton.next_power_of_2(longest)

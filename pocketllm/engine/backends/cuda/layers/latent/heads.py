@@ -1,15 +1,24 @@
 """Each head of rows through a matrix of its own: few rows from weights as they lie, many on the tensor cores."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 import triton
 from torch import Tensor
 
+from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
 from pocketllm.engine.backends.cuda.kernels.several import AT_ONCE
 from pocketllm.engine.backends.cuda.layers.latent.kernels.heads import heads_product_kernel
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Plain
-from pocketllm.engine.backends.cuda.mixtures.groups import TO_FEW, TO_MANY, Groups, gather, room_for
+from pocketllm.engine.backends.cuda.mixtures.groups import (
+    INVARIANT_ROOM,
+    TO_FEW,
+    TO_MANY,
+    Groups,
+    gather,
+    room_for,
+)
 from pocketllm.engine.backends.cuda.mixtures.layer import product
 from pocketllm.engine.backends.cuda.steps.graphs import TOKENS
 
@@ -17,15 +26,21 @@ AT_A_TIME = 16
 """Values of a head that one program computes of plain weights."""
 
 
-def project_heads(x: Tensor, weight: ExpertMatrices, are_few: bool) -> Tensor:
-    """[tokens, heads · cols] → [tokens, heads · rows]; weight: a matrix of each head."""
+def project_heads(x: Tensor, weight: ExpertMatrices, are_few: bool, is_invariant: bool = False) -> Tensor:
+    """[tokens, heads · cols] → [tokens, heads · rows]; weight: a matrix of each head.
+
+    is_invariant: whether no number of tokens may decide how sums are made.
+    """
     tokens, heads = len(x), weight.experts
     if isinstance(weight.held, Plain):
-        return few_plain(x, weight, weight.held) if are_few else many_plain(x, weight, weight.held)
+        if are_few:
+            return few_plain(x, weight, weight.held)
+        return many_plain(x, weight, weight.held, product_by_product if is_invariant else library_products)
     # a token is a row of each head, which is its "expert"
     # a captured step reads them where they are for ever; a larger one is never captured, and may be of any size
     make = of_heads if tokens <= TOKENS[-1] else of_heads.__wrapped__
-    groups = make(tokens, heads, not are_few, x.device)
+    each = AT_ONCE if are_few else INVARIANT_ROOM if is_invariant else room_for(tokens * heads, heads)
+    groups = make(tokens, heads, each, not are_few, x.device)
     own = x.reshape(tokens * heads, weight.cols)
     gathered = gather(own, own, groups, 1, TO_FEW if are_few else TO_MANY)
     return product(gathered, weight, groups, 1, None).view(tokens, heads * weight.rows)
@@ -41,18 +56,27 @@ def few_plain(x: Tensor, weight: ExpertMatrices, plain: Plain) -> Tensor:
     return y
 
 
-def many_plain(x: Tensor, weight: ExpertMatrices, plain: Plain) -> Tensor:
-    """float32 throughout, by a library."""
+def many_plain(x: Tensor, weight: ExpertMatrices, plain: Plain, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """float32 throughout."""
     by_head = x.reshape(len(x), weight.experts, weight.cols).transpose(0, 1)
-    matrices = plain.values.view(weight.experts, weight.rows, weight.cols).float()
-    return torch.bmm(by_head, matrices.transpose(1, 2)).transpose(0, 1).reshape(len(x), -1)
+    matrices = plain.values.view(weight.experts, weight.rows, weight.cols)
+    return multiply(by_head, matrices).transpose(0, 1).reshape(len(x), -1)
+
+
+def library_products(x: Tensor, matrices: Tensor) -> Tensor:
+    """[heads, tokens, cols] · [heads, rows, cols]ᵀ."""
+    return torch.bmm(x, matrices.float().transpose(1, 2))
+
+
+def product_by_product(x: Tensor, matrices: Tensor) -> Tensor:
+    """The same in tiles of one size."""
+    return torch.stack([fixed_product(own, matrix) for own, matrix in zip(x, matrices, strict=True)])
 
 
 @cache
-def of_heads(tokens: int, heads: int, are_many: bool, device: torch.device) -> Groups:
+def of_heads(tokens: int, heads: int, each: int, are_many: bool, device: torch.device) -> Groups:
     """Pairs of tokens and heads by head: what routes would be if every token used every expert. Shapes tell them, so
-    they are made once."""
-    each = room_for(tokens * heads, heads) if are_many else AT_ONCE
+    they are made once. each: pairs in an item."""
     items = -(-tokens // each)
     token, head = torch.arange(tokens)[:, None], torch.arange(heads)[None, :]
     slots = (head * items * each + token).reshape(-1)

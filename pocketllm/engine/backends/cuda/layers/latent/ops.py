@@ -25,7 +25,7 @@ class LatentOps(Operations):
         return LatentCache([torch.zeros(shape, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)])
 
     def project_heads(self, x: Any, weight: ExpertMatrices) -> Tensor:
-        return project_heads(written(x), weight, self._are_few(len(x)))
+        return project_heads(written(x), weight, self._are_few(len(x)), self._products.is_invariant)
 
     def store_latent(self, cache: LatentCache, layer: int, batch: ForwardBatch, *parts: Any) -> None:
         first, *rest = (self._heads(part) for part in parts)
@@ -38,7 +38,8 @@ class LatentOps(Operations):
     ) -> Tensor:  # fmt: skip
         latent = written(q_latent)
         rotated = q_rope if isinstance(q_rope, Heads) and q_rope.norm is None else self._heads(q_rope, spec.rope_dim)
-        return attend(latent, rotated, cache.rows[layer], self._of(batch), spec, selection, self._are_few(len(latent)))
+        are_few, is_invariant = self._are_few(len(latent)), self._products.is_invariant
+        return attend(latent, rotated, cache.rows[layer], self._of(batch), spec, selection, are_few, is_invariant)
 
     def select_keys(
         self, q: Any, weights: Any, cache: LatentCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
