@@ -86,6 +86,26 @@ def test_answers_of_mixtures_windows_sinks_and_latents_on_a_gpu_are_those_of_the
     assert answer.stdout.count("is invariant") == len(names)
 
 
+@needs_triton
+@pytest.mark.parametrize(("width", "is_plain"), [(128, False), (96, False), (72, True)])
+def test_products_in_tiles_of_one_size_compile_for_a_gpu_whatever_the_width(width: int, is_plain: bool) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from pocketllm.engine.backends.cuda.kernels.fixed import HALF, PLAIN, fixed_kernel
+
+    tile, kind = (PLAIN, "*fp32") if is_plain else (HALF, "*fp16")
+    constants = {"width": width, "IS_PLAIN": is_plain, **{name: tile[name] for name in ("ROWS", "COLS", "DEPTH")}}
+    given = dict.fromkeys(fixed_kernel.arg_names, "i32") | {"x": kind, "w": kind, "y": "*fp32"}
+    signature = {name: "constexpr" if name in constants else given[name] for name in given}
+    source = ASTSource(fixed_kernel, signature, {(list(given).index(name),): constants[name] for name in constants})
+    how = {name: tile[name] for name in ("num_warps", "num_stages")}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=how)
+
+    assert ("wgmma" in compiled.asm["ptx"]) is not is_plain
+
+
 # -- plans
 def test_a_backend_that_does_not_promise_it_refuses_in_one_sentence() -> None:
     assert reasons(batch_invariant=True) == ("backend fake does not promise what --batch-invariant asks for",)

@@ -36,10 +36,11 @@ def fixed_kernel(
     own_w, is_w = w + n.to(tl.int64)[:, None] * width + k, (n < rows)[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
     for at in tl.range(0, width, DEPTH):
+        of_x, of_w = is_x, is_w
         if width % DEPTH != 0:
-            is_x, is_w = (m < x_rows)[:, None] & (k < width - at), (n < rows)[:, None] & (k < width - at)
-        some_x = tl.load(own_x + at, mask=is_x, other=0.0)
-        some_w = tl.load(own_w + at, mask=is_w, other=0.0)
+            of_x, of_w = is_x & (k < width - at), is_w & (k < width - at)
+        some_x = tl.load(own_x + at, mask=of_x, other=0.0)
+        some_w = tl.load(own_w + at, mask=of_w, other=0.0)
         if IS_PLAIN:
             total = tl.dot(some_x, tl.trans(some_w.to(tl.float32)), total, input_precision="ieee")
         else:
