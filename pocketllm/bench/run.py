@@ -10,13 +10,14 @@ from typing import Any, Protocol
 from pocketllm.bench.analysis import conditions, validity
 from pocketllm.bench.analysis.contrasts import Question, analyze, half_width, interim
 from pocketllm.bench.analysis.history import history_key, null_history
+from pocketllm.bench.analysis.hopeless import FIRST_BLOCKS, hopeless
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
 from pocketllm.bench.arm import Arm, ArmSet, claim
 from pocketllm.bench.pace import Pace, Wish, minutes, plan_words
 from pocketllm.bench.record import end_document, start_document, without_words
 from pocketllm.bench.scenarios.contract import Scenario
 from pocketllm.bench.schedule import MIN_BLOCKS, Costs, Fitted, Slot, order, row_set_size
-from pocketllm.bench.slot_load import Amount, Place, SlotLoad
+from pocketllm.bench.slot_load import Amount, Place, SlotLoad, answered
 from pocketllm.bench.targets.contract import MAX_STREAMS, Sample
 from pocketllm.bench.targets.gate import Gate, GateState
 from pocketllm.bench.targets.rig import Rig
@@ -24,8 +25,6 @@ from pocketllm.errors import MachineError, NotJudgedError, OptionError
 
 DRAIN_S = 30.0
 """How long a seam waits for a server that still counts a request in flight."""
-FIRST_BLOCKS = 2
-"""After so many that are all lost to the client's lag a run says so, while it can still be stopped."""
 SOAK_S = 300.0
 SOAK_SHARE = 0.2
 """A heat soak takes at most SOAK_S, and at most this share of the run that follows."""
@@ -272,8 +271,8 @@ class Run:
                 if paced is None:
                     break
                 fitted = paced
-            if slot.position == 0:
-                self.warn_of_lag(question.scenario)
+            if slot.index and slot.position == 0 and self.is_hopeless(question, slot):
+                break
             if slot.start != self.start:
                 self.start_afresh(slot.start)
             if slot.index and slot.position == 0 and not self.load.meters:
@@ -285,15 +284,20 @@ class Run:
             left_s = pace.left_s(done, len(slots))
             self.progress.slot_done(Done(done, len(slots), slot.arm, slot.block, left_s, interval))
 
-    def warn_of_lag(self, scenario: Scenario) -> None:
-        """Once, after the first blocks, where the client's own lag takes each of them: such a run ends INVALID."""
-        measured = self.whole_blocks_only()
-        blocks = {item.block for item in measured}
-        if len(blocks) != FIRST_BLOCKS:
-            return
-        for check in conditions.condition_checks(measured, scenario.primary):
-            if check.code == "V09" and set(check.blocks) == blocks:
-                self.progress.say(f"warning: V09 takes every block so far: {check.detail}")
+    def is_hopeless(self, question: Question, slot: Slot) -> bool:
+        """Whether the run, before this slot, can only be INVALID: then it is said why, and what to change.
+
+        Every request so far is read, so it is asked where the answer can be new: in the first blocks, between row sets,
+        among the last blocks, and once a target has changed.
+        """
+        near_an_end = slot.block <= FIRST_BLOCKS or question.blocks - slot.block < MIN_BLOCKS
+        at_row_set = slot.block % row_set_size(len(self.settings.arm_set.arms)) == 0
+        if not (near_an_end or at_row_set or any(check.code == "V12" for check in self.checks)):
+            return False
+        why = hopeless(question, self.whole_blocks_only(), self.checks)
+        if why is not None:
+            self.tell(f"stopped after {slot.block} blocks, INVALID: {why}")
+        return why is not None
 
     def is_resolved(self, question: Question, slot: Slot) -> bool:
         """Whether `until` is reached before this slot, the first of a row set (of a start, where starts differ)."""
@@ -375,13 +379,6 @@ class Run:
         if until is not None and ran == planned:
             notes.append(f"all {planned} blocks ran before every judged interval was ± {until:.2%} or less (--until)")
         return notes
-
-
-def answered(arm: Arm, sample: Sample) -> Sample:
-    """The sample of a warm-up request; NotJudgedError when it failed: nothing can be timed."""
-    if sample.error is not None:
-        raise NotJudgedError(f"arm {arm.name} does not answer: {sample.error}")
-    return sample
 
 
 def interval_words(question: Question, measured: Sequence[Measured]) -> str:

@@ -13,6 +13,7 @@ from pocketllm.bench.scenarios.prompts import ask_of
 from pocketllm.bench.schedule import Slot
 from pocketllm.bench.targets.contract import Ask, Sample, Target
 from pocketllm.bench.targets.rig import Rig
+from pocketllm.errors import NotJudgedError
 from pocketllm.evidence.provenance import readings
 
 Requests = list[tuple[Ask, Sample]]
@@ -170,3 +171,10 @@ def resident_bytes(pid: int) -> int | None:
         return sum(int(one.memory_info().rss) for one in (process, *process.children(recursive=True)))
     except psutil.Error:
         return None
+
+
+def answered(arm: Arm, sample: Sample) -> Sample:
+    """The sample of a warm-up request; NotJudgedError when it failed: nothing can be timed."""
+    if sample.error is not None:
+        raise NotJudgedError(f"arm {arm.name} does not answer: {sample.error}")
+    return sample

@@ -310,21 +310,6 @@ def test_a_target_that_changes_midway_makes_the_run_invalid(tmp_path: Path) -> N
     assert codes(outcome, "run") == {"V12"}
 
 
-@pytest.mark.parametrize(("lag_ms", "warnings"), [(0.1, 0), (5.0, 1)])
-def test_a_client_that_lags_from_the_first_block_on_is_told_once_while_it_runs(
-    tmp_path: Path, lag_ms: float, warnings: int
-) -> None:
-    def spoil(number: int, ask: Ask, sample: Sample) -> None:
-        sample.loop_lag_ms = lag_ms
-
-    progress = Quiet()
-    outcome = run(tmp_path, rig=spoiled("b", spoil), progress=progress)
-
-    told = [line for line in progress.lines if line.startswith("warning: V09 takes every block so far")]
-    assert len(told) == warnings
-    assert ("V09" in codes(outcome, "block")) == bool(warnings)
-
-
 def test_a_run_without_a_soak_says_so_with_the_drift(tmp_path: Path) -> None:
     drifting = fake_rig(
         {name: FakeTarget(lambda number: (0.01 + 1e-4 * number,) * 2) for name in ("base", "b", "null")}
@@ -651,6 +636,9 @@ def test_a_start_that_is_not_what_the_first_one_was_makes_the_run_invalid(tmp_pa
     outcome = run(tmp_path, rig=rig, arm_set=arm_set, starts=2, blocks=12)
 
     assert codes(outcome, "run") == {"V12"}
+    # a block later nothing else is possible, and the run ends
+    assert outcome.document["valid_blocks"] == 7
+    assert any("leave weights and servers as they are" in note for note in outcome.document["notes"])
 
 
 def test_ctrl_c_between_two_starts_keeps_the_first(tmp_path: Path) -> None:
