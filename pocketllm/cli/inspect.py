@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from pocketllm.engine.weights.checkpoint import Checkpoint
 
-WIDTH = 80
-"""Columns in a pipe; a terminal has its own."""
+UNBOUNDED = 100_000
+"""Columns in a pipe, more than any line of ours has; a terminal has its own."""
 MIN_VALUE_WIDTH = 26
 """Columns beside the names, which are folded where they would leave less."""
 GIB, MIB = 1 << 30, 1 << 20
@@ -112,17 +112,18 @@ def keep_record(checkpoint: "Checkpoint", report: dict[str, Any], directory: Pat
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 def page(report: dict[str, Any], with_tensors: bool) -> str:
-    """The report as text: the terminal's width, or 80 columns in a pipe."""
+    """The report as text: fitted to the terminal, every line whole in a pipe."""
     import io
-    import shutil
-    import sys
 
     from rich.console import Console
 
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    from pocketllm.evidence.pages.layout import columns
+
+    width = columns() or UNBOUNDED
     console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)
     for title, body in sections(report, with_tensors):
         body.columns[0].max_width = max(width - MIN_VALUE_WIDTH, MIN_VALUE_WIDTH)
+        body.expand = body.expand and width < UNBOUNDED
         console.print(title)
         console.print(body)
         console.print()

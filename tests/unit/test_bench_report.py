@@ -45,6 +45,14 @@ def test_a_wider_terminal_gives_its_columns_to_the_bars(document: Mapping[str, A
     assert 120 < widest[400] <= 132
 
 
+def test_in_a_pipe_every_sentence_is_a_line(document: Mapping[str, Any]) -> None:
+    lines = render({**document, "notes": ["a word " * 30 + "and a last one"]}, width=None).splitlines()
+
+    assert set(words.sentences(document)) <= set(lines)
+    assert any(line.startswith("note: a word") and line.endswith("and a last one") for line in lines)
+    assert max(len(line) for line in lines if "●" in line) <= 80
+
+
 @pytest.mark.parametrize(
     ("points", "told"),
     [

@@ -51,6 +51,15 @@ def test_a_warning_is_one_line_of_advice_without_a_place_in_our_code(smollm2: Pa
     assert line == "warning: the vocabulary has no token for byte 0x04: it is missing from the prompt"
 
 
+def test_an_error_of_usage_is_a_whole_line_without_color_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    told = CliRunner().invoke(app, ["bench", "--no-such-" + "x" * 100])
+
+    assert told.exit_code == 2
+    assert f"Error: No such option: --no-such-{'x' * 100}" in told.stderr.split("\n")
+    assert "\033" not in told.stderr
+
+
 def test_closed_standard_streams_lead_nowhere_instead_of_failing() -> None:
     shell = f'"{sys.executable}" -m pocketllm models --json'
 

@@ -180,7 +180,17 @@ def test_the_page_of_a_bench_run_shows_arms_intervals_checks_machine_and_code(fo
         "1 rows in",
     ):
         assert words in text, words
-    assert max(map(len, text.splitlines())) <= 80
+    packages = next(line for line in text.splitlines() if line.startswith("  packages "))
+    assert {"numpy", "torch", "pyarrow"} <= set(packages.split())
+
+
+def test_the_page_of_a_run_fits_80_columns_where_there_are_as_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = bench()
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert max(map(len, call("show", run_id).stdout.splitlines())) <= 80
 
 
 def test_an_invalid_run_says_so_before_any_ratio(folder: Path) -> None:

@@ -393,6 +393,20 @@ def test_the_report_fits_80_columns_and_tells_each_finding_once(
     assert as_json(report)["exit_code"] == 1
 
 
+def test_in_a_pipe_each_finding_is_a_line(
+    tmp_path: Path,
+    fixtures: FixtureFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    play(monkeypatch, replace(SERVED, finish_reason="a-reason-" * 12))
+    show(run(tmp_path))
+    lines = capsys.readouterr().out.split("\n")
+
+    assert any(line.endswith(f"finish reason {'a-reason-' * 12}, not stop") for line in lines), lines
+    assert max(map(len, lines)) < 1000
+
+
 def test_a_server_that_is_not_there_is_said_first_whatever_is_recorded(tmp_path: Path) -> None:
     nobody, said = "http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"
     nothing = run(tmp_path, url=nobody)

@@ -232,7 +232,8 @@ def test_every_known_type_is_sized(tmp_path: Path, kind: gguf.GGMLQuantizationTy
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_fits_80_columns_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_page_fits_80_columns_and_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     names = {"general__name": "A name", "general__tags": ["tag"] * 50, "general__description": "word " * 100}
     path = write_checkpoint(tmp_path / "x.gguf", {"blk.0." + "n" * 70: np.ones(4, np.float32)}, "foo", **names)
     result = run(str(path), "--tensors")
@@ -242,6 +243,16 @@ def test_the_page_fits_80_columns_and_says_what_is_missing(tmp_path: Path) -> No
     assert "no model family 'foo'" in result.stdout
     assert "50 x string: [tag, tag" in result.stdout
     assert "(500 characters)" in " ".join(result.stdout.split())
+
+
+def test_a_pipe_gets_every_line_whole(tmp_path: Path) -> None:
+    names = {"general__tags": ["a tag of many letters"] * 50, "blk__key": "word " * 12}
+    path = write_checkpoint(tmp_path / "x.gguf", {"blk.0." + "n" * 90: np.ones(4, np.float32)}, "foo", **names)
+    lines = [" ".join(line.split()) for line in run(str(path), "--tensors").stdout.splitlines()]
+
+    assert f"blk.0.{'n' * 90} 4 F32 16" in lines
+    assert f"general.tags 50 x string: [{'a tag of many letters, ' * 6}…]" in lines
+    assert any(line.startswith("no no model family 'foo'; known: deepseek2,") and "xing4_0" in line for line in lines)
 
 
 def test_a_long_key_stays_in_one_piece_beside_a_long_value(tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ from pocketllm.bench.reports.words import figure
 Row = Mapping[str, Any]
 
 
-def render_view(series: Series, name: str, paint: Paint, width: int) -> str:
-    """Numbers, definitions, and how the two differ in kind; says so where the record has nothing for it."""
+def render_view(series: Series, name: str, paint: Paint, width: int | None) -> str:
+    """Numbers, definitions, and how the two differ in kind; says so where the record has nothing for it.
+
+    width: columns of the definitions; None where nothing bounds them.
+    """
     rows = view(series, name)
     if not rows:
         return f"as {name}: this record has no request to compute its numbers from"
@@ -32,7 +35,7 @@ def ours(row: Row) -> str:
     return f"{figure(row['ours_value'])} {row['ours_unit']}"
 
 
-def definitions(rows: Sequence[Row], width: int) -> list[str]:
+def definitions(rows: Sequence[Row], width: int | None) -> list[str]:
     """Each number's definition once, and ours beside it."""
     found: dict[str, str] = {}
     for row in rows:

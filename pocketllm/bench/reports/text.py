@@ -1,4 +1,4 @@
-"""From a record to text in 80 columns, or as many as the terminal has; reads records, measures nothing.
+"""From a record to text in 80 columns or more, sentences whole where nothing bounds them; measures nothing.
 
 A forest table: the null arm on top, a bar for each interval, the margin as a band (░), the noise floor as ticks (╎).
 """
@@ -60,19 +60,23 @@ def colored(text: str, style: str) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m"
 
 
-def render(document: Document, paint: Paint = plain, rows: Sequence[Document] = (), width: int = WIDTH) -> str:
-    """The whole report of a bench record; with its rows, latencies and operations too."""
-    width = max(WIDTH, min(width, MAX_WIDTH))
+def render(document: Document, paint: Paint = plain, rows: Sequence[Document] = (), width: int | None = WIDTH) -> str:
+    """The whole report of a bench record; with its rows, latencies and operations too.
+
+    width: what a terminal has; None for a pipe, in which no sentence is broken.
+    """
+    fold = None if width is None else max(WIDTH, min(width, MAX_WIDTH))
+    width = fold or WIDTH
     series = Series(document, rows)
-    parts = [header(series), forest(document, paint, width), rates(series, paint)]
+    parts = [header(series, fold and WIDTH), forest(document, paint, width), rates(series, paint)]
     parts += [latencies(series, paint), operations(series, paint)]
-    parts += ["\n".join(wrap(line, width) for line in sentences(document))]
-    parts += ["\n".join(wrap(f"note: {line}", width, "  ") for line in notes(document))]
+    parts += ["\n".join(wrap(line, fold) for line in sentences(document))]
+    parts += ["\n".join(wrap(f"note: {line}", fold, "  ") for line in notes(document))]
     return "\n\n".join(part for part in parts if part)
 
 
-def header(series: Series) -> str:
-    """What was run."""
+def header(series: Series, fold: int | None) -> str:
+    """What was run; fold: the columns of its first line, None for any number."""
     document = series.document
     work, planned = document.get("workload") or {}, len(document.get("schedule") or ())
     parts = [f"{document.get('isolation', document.get('kind'))} · {series.num_blocks} of {planned} blocks"]
@@ -81,7 +85,7 @@ def header(series: Series) -> str:
         parts[0] += f", measured requests a slot: {work['requests_per_slot']}"
     if "seed" in document:
         parts.append(f"seed {document['seed']}")
-    return wrap(headline(document)) + "\n" + " · ".join(parts)
+    return wrap(headline(document), fold) + "\n" + " · ".join(parts)
 
 
 # -- the forest --------------------------------------------------------------------------------------------------------
@@ -321,8 +325,10 @@ def clip(name: str, width: int) -> str:
     return name if len(name) <= width else name[: width - 1] + "…"
 
 
-def wrap(text: str, width: int = WIDTH, indent: str = "") -> str:
-    """Text broken at `width`."""
+def wrap(text: str, width: int | None = WIDTH, indent: str = "") -> str:
+    """Text broken at `width`, if there is one."""
+    if width is None:
+        return text
     import textwrap
 
     # a number and its percent sign stay on one line

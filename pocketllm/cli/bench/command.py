@@ -8,7 +8,7 @@ import typer
 
 from pocketllm.cli import engine_options as flags
 from pocketllm.cli.bench.progress import bar_or_lines
-from pocketllm.cli.bench.terminal import columns, paint, show
+from pocketllm.cli.bench.terminal import paint, show
 from pocketllm.cli.bench.values import (
     at_least,
     at_least_one,
@@ -212,6 +212,7 @@ def finish(
     from pocketllm.bench.run import Run
     from pocketllm.bench.targets.gate import golden_gate
     from pocketllm.bench.targets.rig import open_rig
+    from pocketllm.evidence.pages.layout import columns
 
     with bar_or_lines() as progress:
         rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")

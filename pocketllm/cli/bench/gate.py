@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketllm.cli.bench.terminal import paint, show
 from pocketllm.cli.output import check_place, command, reader_may_leave, say, write_file
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def recorded(run_id: str, record_dir: Path | None) -> Mapping[str, Any]:
     from pocketllm.bench.reports.readable import check_readable
     from pocketllm.bench.reports.text import render
     from pocketllm.errors import OptionError
+    from pocketllm.evidence.pages.layout import columns
     from pocketllm.evidence.store import read_record, search_dirs
 
     record = read_record(run_id, search_dirs(record_dir))
@@ -87,7 +89,7 @@ def recorded(run_id: str, record_dir: Path | None) -> Mapping[str, Any]:
         )
     check_readable(record.document)
     with reader_may_leave():
-        typer.echo(render(record.document))
+        show(render(record.document, paint(), width=columns()))
     return {**record.document, "complete": record.complete}
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.bench.terminal import columns, paint, show
+from pocketllm.cli.bench.terminal import paint, show
 from pocketllm.cli.output import check_place, command, say, write_json
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def print_text(series: "Series", views: list[str]) -> None:
     """The report, then the views."""
     from pocketllm.bench.reports.comparison import render_view
     from pocketllm.bench.reports.text import render
+    from pocketllm.evidence.pages.layout import columns
 
     show(render(series.document, paint(), series.rows, columns()))
     for name in views:

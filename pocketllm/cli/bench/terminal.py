@@ -1,14 +1,11 @@
-"""How wide and how colorful a bench report may be where it is printed."""
+"""How colorful a bench report may be where it is printed."""
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pocketllm.bench.reports.text import Paint
-
-PIPE_COLUMNS = 80
 
 
 def paint() -> "Paint":
@@ -17,11 +14,6 @@ def paint() -> "Paint":
 
     wanted = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return colored if (wanted or os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR") else plain
-
-
-def columns() -> int:
-    """The terminal's width; 80 in a pipe."""
-    return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if sys.stdout.isatty() else PIPE_COLUMNS
 
 
 def show(text: str) -> None:

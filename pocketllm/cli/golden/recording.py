@@ -199,12 +199,12 @@ def read_lines(path: Path) -> list[str]:
 
 def show(found: "list[Suggestion]") -> None:
     """A line a prompt, the clearest first."""
-    from rich.console import Console
     from rich.table import Table
 
-    from pocketllm.golden.reports.tables import print_table
+    from pocketllm.golden.reports.console import UNBOUNDED, open_console
 
-    table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
+    console = open_console()
+    table = Table(box=None, padding=(0, 1), header_style="bold", expand=console.width < UNBOUNDED)
     for title in ("margin", "at least"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -214,7 +214,7 @@ def show(found: "list[Suggestion]") -> None:
         word = "no text" if one.is_empty else "refused" if one.is_refused else "good" if one.is_clear else "tie-probe"
         prompt = one.case.prompt or one.case.messages[0]["content"]
         table.add_row(f"{one.margin:.3f}", f"{one.least:.3f}", word, prompt, repr(one.answer.expected.text))
-    print_table(Console(), table)
+    console.print(table)
     for one in found:
         if one.is_empty:
             output.say(f"{one.case.name}: {one.reason}")

@@ -51,8 +51,7 @@ def review(
     In a terminal each proposal is a screen: a accepts it, r deletes it, s leaves it, A and R do so with all that are
     left, j and k scroll, q ends. Elsewhere the same pages are printed, and nothing is decided.
     """
-    from rich.console import Console
-
+    from pocketllm.golden.reports.console import open_console
     from pocketllm.golden.reports.review import proposals
     from pocketllm.golden.subject import open_subject
 
@@ -73,7 +72,7 @@ def review(
     if not found:
         output.say(f"nothing is proposed for {subject.hard_key.label} in {folder.label()}")
         return
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     if console.is_terminal and sys.stdin.isatty():
         session = Session(subject, folder, found, reason, console)
         session.run()

@@ -7,9 +7,8 @@ from pocketllm.cli.golden.flags import AsJson, Cases, Fixtures, check_folder, fo
 
 def show(model: Model = None, cases: Cases = None, fixtures: Fixtures = None, as_json: AsJson = False) -> None:
     """Every case and its answers at a glance; with --case, position by position with tokens and provenance."""
-    from rich.console import Console
-
     from pocketllm.golden.reports import listing
+    from pocketllm.golden.reports.console import open_console
     from pocketllm.golden.subject import open_subject
 
     check_folder(fixtures)
@@ -22,7 +21,7 @@ def show(model: Model = None, cases: Cases = None, fixtures: Fixtures = None, as
     if not found:
         output.say(f"no case is recorded in {folder.label()}")
         return
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     if not cases:
         listing.show_all(folder, found, console)
     for case in found if cases else ():

@@ -1,4 +1,4 @@
-"""Lines of 80 columns: titled paragraphs, wrapped facts; and aligned tables, as wide as a terminal or as they need."""
+"""Titled paragraphs, facts and aligned tables: fitted to a terminal, and in a pipe each line whole, however long."""
 
 import os
 import shutil
@@ -33,7 +33,12 @@ def wrap(text: str) -> list[str]:
 
 
 def fold(text: str, first: str, rest: str) -> list[str]:
-    """A text in lines of 80, cut between words only: names and paths stay whole, to be copied, even where longer."""
+    """A text in lines of 80, cut between words only: names and paths stay whole, to be copied, even where longer.
+
+    In a pipe it is one line, or a search through it would miss a sentence that goes over two.
+    """
+    if columns() is None:
+        return [f"{first}{' '.join(text.split())}"] if text.strip() else []
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
     )
@@ -71,9 +76,9 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = IND
 
 
 def columns() -> int | None:
-    """Most columns of a table: what COLUMNS says, else the terminal's own, at least 80; None: a pipe takes it whole.
+    """Most columns of a line: what COLUMNS says, else the terminal's own, at least 80; None: a pipe takes it whole.
 
-    A program that reads a table, or a search through it, would miss what is cut.
+    A program that reads it, or a search through it, would miss what is cut.
     """
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told) > 0:

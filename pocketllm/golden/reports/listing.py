@@ -6,7 +6,6 @@ from pocketllm.golden.compare import drift_limit, tau
 from pocketllm.golden.files.document import answer_document, case_document
 from pocketllm.golden.files.folder import FixtureFolder
 from pocketllm.golden.fixture import Answer, Case
-from pocketllm.golden.reports.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -35,7 +34,7 @@ def show_all(folder: FixtureFolder, cases: list[Case], console: "Console") -> No
         answers: list[Answer | None] = [*folder.answers(case.name)]
         for answer in answers or [None]:
             table.add_row(case.name, *_cells(answer))
-    print_table(console, table)
+    console.print(table)
     for file in folder.stale():
         console.print(f"STALE {file.path.name}: {file.outcome.reason}", style="yellow")
     if pending := folder.pending_names():

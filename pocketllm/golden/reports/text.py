@@ -8,7 +8,7 @@ from pocketllm.golden.compare import WORDS, Diverged, Drift, Identical, NotJudge
 from pocketllm.golden.files.folder import CHANGED
 from pocketllm.golden.judging.judge import Row
 from pocketllm.golden.judging.words import TokenText, describe, explain
-from pocketllm.golden.reports.tables import print_table
+from pocketllm.golden.reports.console import open_console
 from pocketllm.golden.verify import Report, place_of
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ def headline(report: Report) -> str:
 
 def show(report: Report, console: "Console | None" = None) -> None:
     """Print the table, then a paragraph for everything that did not come back identical; readable in 80 columns."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or open_console()
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for title in ("case", "path", "check", "outcome"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
@@ -92,7 +91,7 @@ def show(report: Report, console: "Console | None" = None) -> None:
             f"{seconds:.1f}" if seconds is not None else "",
         )
     if report.rows:
-        print_table(console, table)
+        console.print(table)
     token_text = _token_text(report)
     for (case, outcome), names in grouped(report.rows).items():
         cause = prompt_cause(report, case) if isinstance(outcome, Regression) else ""
