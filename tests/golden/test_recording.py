@@ -347,7 +347,8 @@ def test_a_dirty_tree_is_named_for_it_may_not_be_the_working_directory_s(engine:
     with pytest.raises(RecordError) as caught:
         accept(subject_of(engine), folder, ["capital"], "a test", is_ci=False)
 
-    assert f"the tree around {folder.path} is dirty (changed.py, 1 in all)" in str(caught.value)
+    assert f"the tree around {folder.path} is dirty: commit the code" in str(caught.value)
+    assert str(caught.value).endswith("): changed.py")
 
 
 def test_a_case_that_was_edited_is_said_to_be_the_cause_and_not_its_template_or_tokenizer(

@@ -201,11 +201,14 @@ def test_nobody_accepts_in_ci_or_without_a_reason(subject: Subject, proposed: Fi
     assert proposed.names() == []
 
 
-def test_a_dirty_tree_accepts_nothing_but_records_do_not_count(
+def test_a_dirty_tree_accepts_nothing_but_what_changes_no_answer_does_not_count(
     subject: Subject, proposed: FixtureFolder, tmp_path: Path
 ) -> None:
+    for name in ("notes.md", "docs/page.html", "tests/test_more.py", "new/plan.md", "records/x.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("changed")
     (tmp_path / "code.py").write_text("x = 1\n")
-    with pytest.raises(RecordError, match=r"dirty \(code\.py"):
+    with pytest.raises(RecordError, match=r"is dirty: commit the code .*: code\.py$"):
         accept(subject, proposed, ["new"], "x", is_ci=False)
 
     (tmp_path / "code.py").unlink()

@@ -243,11 +243,19 @@ def test_a_clean_checkout_is_named_by_its_commit(checkout: Path) -> None:
     assert "diff_sha256" not in facts
 
 
-def test_records_do_not_make_a_tree_dirty(checkout: Path) -> None:
-    (checkout / "records" / "README.md").write_text("changed")
-    (checkout / "records" / "new.parquet").write_text("new")
+def test_records_prose_and_tests_do_not_make_a_tree_dirty(checkout: Path) -> None:
+    for name in ("records/README.md", "records/new.parquet", "notes.md", "docs/page.html", "tests/test_more.py"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("changed")
 
     assert code.code_facts()["dirty"] is False
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "pocketllm/kernel.cpp", "constraints.txt", "pocketllm/docs.py"])
+def test_what_can_change_an_answer_makes_a_tree_dirty(checkout: Path, name: str) -> None:
+    (checkout / name).write_text("changed")
+
+    assert code.code_facts()["dirty"] is True
 
 
 def test_a_changed_tree_has_a_digest_of_its_difference(checkout: Path) -> None:

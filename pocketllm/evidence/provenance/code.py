@@ -14,11 +14,16 @@ PACKAGES = (
 )
 """Distributions whose version can change what is measured or proved."""
 
+WITHOUT_EFFECT = tuple(
+    f":(exclude,icase){name}" for name in ("records", "docs", "tests", "*.md", "*.rst", "LICENSE*", ".github")
+)
+"""What of a checkout changes no answer and no time, as git excludes it: records, prose and tests."""
+
 
 def code_facts(package: Path | None = None) -> dict[str, Any]:
     """Commit of a package's source tree (the running one), whether it differs from it, and a digest of the difference.
 
-    Empty when the package does not lie in a git checkout that tracks it. `records/` does not count as a difference.
+    Empty when the package does not lie in a git checkout that tracks it. WITHOUT_EFFECT does not count as a difference.
     """
     package = package or Path(__file__).resolve().parents[2]
     if git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
@@ -29,8 +34,8 @@ def code_facts(package: Path | None = None) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"commit": commit.decode().strip()}
     root = Path(os.fsdecode(top.rstrip(b"\n")))
-    difference = git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--", ".", ":(exclude)records")
-    untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", ":(exclude)records")
+    difference = git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--", ".", *WITHOUT_EFFECT)
+    untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *WITHOUT_EFFECT)
     if difference is None or untracked is None:
         return facts
     facts["dirty"] = bool(difference or untracked)

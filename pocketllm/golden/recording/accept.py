@@ -15,8 +15,8 @@ from pocketllm.golden.subject import Subject
 def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason: str, is_ci: bool) -> list[Path]:
     """Turn proposals into accepted fixtures; returns the files. The commit that follows is the reviewer's.
 
-    RecordError under CI, without a reason, with a dirty tree (records/ apart), for a proposal that was made by other
-    code or under another hard key, and where nothing is proposed.
+    RecordError under CI, without a reason, beside uncommitted changes that could change an answer, for a proposal made
+    by other code or under another hard key, and where nothing is proposed.
     """
     if is_ci:
         raise RecordError("CI is set: a person accepts goldens, in a commit that can be reviewed")
@@ -27,8 +27,8 @@ def accept(subject: Subject, folder: FixtureFolder, names: Sequence[str], reason
     changed = changes_around(folder.path)
     if changed:
         raise RecordError(
-            f"the tree around {folder.path} is dirty ({changed[0]}, {len(changed)} in all): "
-            "commit the code that made the answer"
+            f"the tree around {folder.path} is dirty: commit the code that made the answer; what counts (records, "
+            f"documentation and tests do not): {named(changed)}"
         )
     commit = code.code_facts().get("commit")
     checked = [check(subject, folder, name, commit) for name in names]
@@ -73,8 +73,17 @@ def _turn_over(folder: FixtureFolder, name: str, answer: Answer, reason: str) ->
     return files
 
 
+def named(files: Sequence[str], most: int = 4) -> str:
+    """Files by name, the first of them where there are many.
+
+    >>> named(["a.py", "b.py", "c.py"], most=2)
+    'a.py, b.py and 1 more'
+    """
+    return ", ".join(files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")
+
+
 def changes_around(folder: Path) -> list[str]:
-    """Changed files of the checkout around `folder`, `records/` apart; none outside a checkout.
+    """Changed files of the checkout around `folder` that could change an answer; none outside a checkout.
 
     RecordError when git cannot tell: a tree that may be dirty is not clean.
     """
@@ -83,7 +92,7 @@ def changes_around(folder: Path) -> list[str]:
     if top is None:
         return []
     root = Path(os.fsdecode(top.rstrip(b"\n")))
-    status = code.git(root, "status", "--porcelain", "--", ".", ":(exclude)records")
+    status = code.git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", *code.WITHOUT_EFFECT)
     if status is None:
         raise RecordError("git does not tell whether the tree is clean: see what `git status` says, then accept again")
     return [os.fsdecode(line[3:]) for line in status.splitlines()]
