@@ -4,7 +4,6 @@ usage: python -m tests.cuda.families NAME[:TOKENS] …   (TRITON_INTERPRET=1 wit
 """
 
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.cuda.ops import CudaOps
+from tests.cuda.words import asked
 from tests.parity import gemma4_oracle, glm5_next_oracle, recurrent_oracle, transformers_families
 from tests.parity.drive import Driver, Step, nmse
 from tests.parity.folded import write_folded
@@ -78,7 +78,7 @@ def ends(driver: Driver, ids: list[int], sequences: tuple[int, int], forward: An
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for word in sys.argv[1:]:
+    for word in asked(__doc__, sorted(path.stem for path in ORACLES.glob("*.npz"))):
         name, _, count = word.partition(":")
         start = time.perf_counter()
         wrong = check(name, int(count or 12))

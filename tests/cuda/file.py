@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import refuse
 from tests.tiny import add_value
 
 VOCABULARY = Path(__file__).parents[1] / "oracles" / "llama.gguf"
@@ -71,4 +72,9 @@ def vocabulary(size: int) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    match sys.argv[1:]:
+        case [path, shape, types] if shape in SHAPES and types in TYPES:
+            write(Path(path), shape, types)
+        case _:
+            names = f"SHAPE is one of {', '.join(SHAPES)}; TYPES one of {', '.join(TYPES)}"
+            refuse(__doc__, f"PATH, SHAPE and TYPES are needed: {names}")

@@ -3,7 +3,6 @@
 usage: python -m tests.cuda.hybrid [answers] [rates]
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pocketllm import LLM, SamplingParams
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.model import Session, decode, profile
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import asked
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 4096, 12288, 32768, 16, 4, 256
@@ -113,6 +113,5 @@ def profile_of(session: Session, batch: Any) -> None:
 
 
 if __name__ == "__main__":
-    for part in (answers, rates):
-        if part.__name__ in sys.argv:
-            part()
+    for name in asked(__doc__, ["answers", "rates"]):
+        {"answers": answers, "rates": rates}[name]()

@@ -3,7 +3,6 @@
 usage: python -m tests.cuda.indexed [groups] [ngrams] [gates]   (TRITON_INTERPRET=1 without a GPU)
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from pocketllm.engine.backends.api.ops import Norm
 from tests.cuda.interpreted import batch_of as paged
 from tests.cuda.interpreted import rows
 from tests.cuda.recurrent import NUM_SLOTS, RANDOM, STEPS, batch_of, compared
+from tests.cuda.words import asked
 
 
 def groups() -> None:
@@ -79,6 +79,6 @@ PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (groups,
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:]:
+    for name in asked(__doc__, PARTS):
         PARTS[name]()
         print(name, "agrees", flush=True)

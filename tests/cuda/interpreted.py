@@ -4,7 +4,6 @@ usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | at
 """
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +27,7 @@ from tests.cuda.draws import check as check_draws
 from tests.cuda.kernels import multiply, rows_in, values_of
 from tests.cuda.model import Session, error
 from tests.cuda.synthetic import HALVES, Synthetic
+from tests.cuda.words import asked
 
 RANDOM = np.random.default_rng(0)
 SEVERAL = {"Q4_K": (9,), "Q5_K": (2,), "Q6_K": (2,), "Q8_0": (2,), "IQ4_NL": (2,), "IQ2_XS": (2,), "Q2_K": (2,)}
@@ -245,4 +245,5 @@ if __name__ == "__main__":
     PARTS: dict[str, Callable[[], None]] = {
         part.__name__: part for part in (packing, products, rows_and_heads, attention, steps, draws)
     }
-    PARTS[sys.argv[1]]()
+    for name in asked(__doc__, PARTS):
+        PARTS[name]()

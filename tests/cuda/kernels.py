@@ -23,6 +23,7 @@ from pocketllm.engine.backends.cuda.packing import Packed, unpack
 from pocketllm.engine.backends.cuda.products import new_halves
 from pocketllm.engine.weights.quant_types import BY_NAME
 from tests.cuda.synthetic import HALVES
+from tests.cuda.words import asked
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 SWEPT = ((1, 2), (1, 4), (1, 8), (1, 16), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (8, 1))
@@ -213,6 +214,7 @@ def clone(packed: Packed) -> Packed:
 
 
 if __name__ == "__main__":
+    asked(__doc__, ["check", "time", "compile", "shapes", "rows", "matrices", *LAYOUTS])
     if "check" in sys.argv:
         check()
     if "time" in sys.argv:

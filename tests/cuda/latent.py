@@ -5,7 +5,6 @@ usage: python -m tests.cuda.latent [heads] [attention] [selection] [pools] [stre
            (TRITON_INTERPRET=1 without a GPU)
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pocketllm.engine.backends.cuda.layers.latent import selection as cuda_selec
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.interpreted import batch_of, rows
 from tests.cuda.mixtures import DEVICE, compared, matrices
+from tests.cuda.words import asked
 from tests.parity.drive import Driver, nmse
 
 RANDOM = np.random.default_rng(0)
@@ -188,7 +188,7 @@ PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (heads, 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for part in sys.argv[1:]:
+    for part in asked(__doc__, [*PARTS, "oracles"]):
         name, _, values = part.partition("=")
         oracles(values) if name == "oracles" else PARTS[name]()
         print(part, "agrees", flush=True)

@@ -3,7 +3,6 @@
 usage: python -m tests.cuda.latent_times [captured=deepseek_v2,xing4_iq4_nl] [attention] [others]
 """
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch, to_device
 from tests.cuda.interpreted import batch_of
 from tests.cuda.kernels import timed
 from tests.cuda.latent import BLOCK, ORACLES
+from tests.cuda.words import asked
 from tests.parity.drive import Driver, nmse
 
 RANDOM = np.random.default_rng(0)
@@ -133,6 +133,6 @@ def time_heads(tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:]:
+    for part in asked(__doc__, ["captured", "attention", "others"]):
         kind, _, values = part.partition("=")
         captured(values) if kind == "captured" else {"attention": attention, "others": others}[kind]()

@@ -6,7 +6,6 @@ usage: python -m tests.cuda.mixtures [types] [routes] [names] [unsure] [kinds] [
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +32,7 @@ from tests.cuda.interpreted import blocks, rows
 from tests.cuda.kernels import clone, timed
 from tests.cuda.model import Session, error
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import asked
 
 RANDOM = np.random.default_rng(0)
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -365,6 +365,6 @@ PARTS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for name in sys.argv[1:]:
+    for name in asked(__doc__, PARTS):
         PARTS[name]()
         print(name, "agrees", flush=True)

@@ -19,6 +19,7 @@ from pocketllm.engine.backends.cuda.packing import Packed
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.models.registry import find_family
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import asked
 
 BLOCK = 16
 MIXES = (("Q4_K", "Q6_K", "Q6_K"), ("Q8_0", "Q8_0", "Q8_0"), ("IQ4_NL", "Q5_K", "Q4_1"), ("IQ2_XXS", "Q2_K", "Q5_K"))
@@ -203,6 +204,7 @@ def profile(session: Session, streams: int, depth: int) -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__, ["check", "rates", "prefill", "profile", "types", "cases", "shape", "experts"])
     if "check" in sys.argv:
         check()
     if "rates" in sys.argv:

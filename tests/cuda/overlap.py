@@ -18,6 +18,7 @@ from pocketllm import LLM, SamplingParams
 from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer, Pending
 from tests.cuda import draws
 from tests.cuda.engine import served_rate
+from tests.cuda.words import refuse
 
 REPEATS, TOKENS = 20, 48
 PROMPTS = ([5, 6, 7], list(range(40, 140)), [9] * 30, [300, 301, 302, 303], [17], [8, 9] * 20, [77] * 5, [250, 3])
@@ -35,6 +36,8 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> int:
+    if len(sys.argv) < 2:
+        refuse(__doc__, "PATH is missing: a checkpoint to drive")
     path = sys.argv[1]
     check_draws()
     with LLM(model=path, max_num_seqs=8, prefix_cache=False) as llm:

@@ -5,7 +5,6 @@ usage: python -m tests.cuda.recurrent [convolutions] [rules] [chunks] [rotations
        python -m tests.cuda.recurrent [large] [times]   (on a GPU)
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +25,7 @@ from tests.cuda.interpreted import rows
 from tests.cuda.kernels import timed
 from tests.cuda.mixtures import CUDA, DEVICE, REFERENCE, poisoned
 from tests.cuda.model import error
+from tests.cuda.words import asked
 
 RANDOM = np.random.default_rng(0)
 NUM_SLOTS = 7
@@ -277,6 +277,6 @@ PARTS: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:]:
+    for name in asked(__doc__, PARTS):
         PARTS[name]()
         print(name, "agrees", flush=True)
