@@ -104,13 +104,21 @@ def times() -> None:
 
 
 def sweep() -> None:
-    """Other columns, warps and stages of a sequence's chunks."""
-    layer = Layer([2048], 4)
-    for values, warps, stages in ((32, 4, 3), (32, 4, 2), (32, 4, 1), (32, 8, 3), (16, 4, 3), (64, 8, 2)):
+    """Other columns, warps and stages of a sequence's chunks, and warps of what is summed before."""
+    layer, names = Layer([2048], 4), ("CHUNK_VALUES", "CHUNK_WARPS", "CHUNK_STAGES", "SUM_WARPS")
+    for values in (
+        (32, 4, 3, 8),
+        (32, 4, 3, 4),
+        (32, 4, 2, 8),
+        (32, 4, 1, 8),
+        (32, 8, 3, 8),
+        (16, 4, 3, 8),
+        (64, 8, 2, 8),
+    ):
         with ExitStack() as stack:
-            for name, value in {"CHUNK_VALUES": values, "CHUNK_WARPS": warps, "CHUNK_STAGES": stages}.items():
+            for name, value in zip(names, values, strict=True):
                 stack.enter_context(changed(kimi, name, value))
-            print(f"{values} {warps} {stages}: {timed(layer.rule, 4):.1f} us", flush=True)
+            print(f"{values}: {timed(layer.rule, 4):.1f} us", flush=True)
 
 
 PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (rule, rules, large, times, sweep)}

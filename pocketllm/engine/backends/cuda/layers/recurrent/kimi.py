@@ -16,7 +16,7 @@ SIDE = 16
 SINGLE_VALUES, CHUNK_VALUES = 64, 32
 """Columns of a head's state in one program, of a token and of a sequence's chunks; with the warps of such a program
 part of the numerics version."""
-SINGLE_WARPS, CHUNK_WARPS, SUM_WARPS = 4, 4, 4
+SINGLE_WARPS, CHUNK_WARPS, SUM_WARPS = 4, 4, 8
 CHUNK_STAGES = 3
 """Chunks of a sequence that are in shared memory or on their way there."""
 
