@@ -4,7 +4,6 @@ usage: python -m tests.cuda.kimi [rule] [rules]   (TRITON_INTERPRET=1 without a 
        python -m tests.cuda.kimi [large] [times] [sweep]   (on a GPU)
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +19,7 @@ from tests.cuda.interpreted import rows
 from tests.cuda.kernels import timed
 from tests.cuda.mixtures import CUDA, DEVICE
 from tests.cuda.recurrent import NUM_SLOTS, STEPS, Segment, batch_of, changed, compared, states_of
+from tests.cuda.words import asked
 
 FEW_STEPS: tuple[Sequence[Segment], ...] = (
     [(5, 0, 2), (0, 0, 1), (3, 0, 70)],
@@ -126,6 +126,6 @@ PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (rule, r
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:]:
+    for name in asked(__doc__, PARTS):
         PARTS[name]()
         print(name, "agrees", flush=True)

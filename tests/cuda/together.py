@@ -5,7 +5,6 @@ In Triton's interpreter, or on a GPU where steps are graphs; with the cache in f
 usage: python -m tests.cuda.together NAME[:TOKENS] …   (TRITON_INTERPRET=1 without a GPU)
 """
 
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ import torch
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.families import DEVICE, ORACLES, ROUNDED, TOLERANCE, checkpoint
+from tests.cuda.words import asked
 from tests.parity.drive import Driver, Step, nmse
 
 DECODED = 4
@@ -57,7 +57,7 @@ def worst(got: list[Any], logits: Any, first: int) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for word in sys.argv[1:]:
+    for word in asked(__doc__, sorted(path.stem for path in ORACLES.glob("*.npz"))):
         name, _, count = word.partition(":")
         with TemporaryDirectory() as work:
             path = checkpoint(name, Path(work))
