@@ -6,7 +6,6 @@ usage: python -m tests.cuda.invariance [products] [attention] [mixtures] [NAME â
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from pocketllm.engine.backends.cuda.device import declare
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.interpreted import batch_of, blocks, rows
 from tests.cuda.mixtures import DEVICE, SOFTMAX, Case
+from tests.cuda.words import asked
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 RANDOM = np.random.default_rng(0)
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         interpret()
-    for word in sys.argv[1:]:
+    for word in asked(__doc__, [*PARTS, *sorted(path.stem for path in ORACLES.glob("*.gguf"))]):
         start = time.perf_counter()
         PARTS.get(word, lambda word=word: whole(word))()  # type: ignore[misc]  # mypy cannot see the default
         print(f"{word}: {time.perf_counter() - start:.1f} s", flush=True)

@@ -16,6 +16,7 @@ from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.model import Session, decode, option
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import asked
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "8b": (32, 4096, 14336, 32, 8, 128, 128256), "mixture": (4, 2048, 768, 32, 4, 128, 32000),
@@ -102,7 +103,7 @@ def prefill(session: Told, tokens: int) -> None:
 def main() -> int:
     wrong: list[str] = []
     types: Any = tuple(option("types", "Q4_K,Q4_K,Q6_K").split(","))
-    for name in [word for word in sys.argv[1:] if word in SHAPES] or ["8b"]:
+    for name in [word for word in asked(__doc__, [*SHAPES, "types"]) if word in SHAPES]:
         start, shape = time.perf_counter(), SHAPES[name]
         checkpoint = Synthetic(*shape, types=types, experts=EXPERTS.get(name))
         session = Told(checkpoint, CudaOps(is_invariant=True), SEQUENCES, 1024)

@@ -11,7 +11,7 @@ from tests.cuda.interpreter import ROOT
 
 DRIVERS = (
     *("families", "file", "hybrid", "indexed", "interpreted", "kernels", "latent", "latent_times"),
-    *("mixtures", "model", "overlap", "recurrent"),
+    *("mixtures", "model", "overlap", "recurrent", "invariance", "invariant_model"),
 )
 CALL_EACH = """
 import runpy, sys
