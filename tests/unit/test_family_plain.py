@@ -9,8 +9,9 @@ import pytest
 
 from pocketllm.engine.models.blocks import Windows
 from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches
-from pocketllm.engine.models.families import gemma3
+from pocketllm.engine.models.families import gemma3, qwen2
 from pocketllm.engine.models.header import HeaderReader
+from pocketllm.engine.models.parts.decoder_family import plain_family
 from pocketllm.engine.models.registry import find_family
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.errors import GGUFError
@@ -32,6 +33,14 @@ def kv_layers(spec: CacheSpec) -> list[tuple[int, int, int]]:
     kept = [part for part in parts if isinstance(part, KVSpec)]
     assert len(kept) == len(parts)
     return [(part.num_kv_heads, part.key_dim, part.value_dim) for part in kept for _ in range(part.num_layers)]
+
+
+def test_a_plain_family_keeps_16_bits_of_rows_unless_its_file_says_otherwise() -> None:
+    parts = ("new", frozenset[str](), qwen2.tensor_shapes, qwen2.bind_model)
+
+    assert plain_family(*parts).capability.least_activations == "int16"
+    assert plain_family(*parts, activation_bits=8).capability.least_activations == "int8"
+    assert {find_family(name).capability.activation_bits for name in ("qwen2", "qwen3", "smollm3")} == {8}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

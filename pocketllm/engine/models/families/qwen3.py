@@ -32,4 +32,4 @@ def bind_model(bind: Binder, shape: DenseShape) -> NormedHeadsModel:
     return bind_normed_heads(bind, shape, Binder.swiglu)
 
 
-FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model)
+FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model, activation_bits=8)

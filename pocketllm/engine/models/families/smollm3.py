@@ -121,4 +121,4 @@ def bind_layer(bind: Binder, block: str) -> Layer:
     )
 
 
-FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model)
+FAMILY = plain_family(ARCHITECTURE, DENSE_OPS | {"silu_mul"}, tensor_shapes, bind_model, activation_bits=8)

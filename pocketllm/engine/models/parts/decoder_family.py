@@ -63,11 +63,12 @@ def plain_family(
     required_ops: frozenset[str],
     tensor_shapes: Callable[[DenseShape], tuple[Shapes, Shapes]],
     bind: Callable[[Binder, DenseShape], Model],
+    activation_bits: int = 16,
 ) -> DecoderFamily[DenseShape]:
-    """A family that has nothing beside a plain decoder's sizes."""
+    """A family that has nothing beside a plain decoder's sizes; activation_bits: as `ModelCapability` has it."""
     return DecoderFamily(
         architecture=architecture,
-        capability=ModelCapability(required_ops=required_ops, activation_bits=8),
+        capability=ModelCapability(required_ops=required_ops, activation_bits=activation_bits),
         neutral=NEUTRAL_KEYS,
         read_shape=read_dense_shape,
         dense=lambda shape: shape,
