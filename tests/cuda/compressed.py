@@ -3,7 +3,6 @@
 usage: python -m tests.cuda.compressed [entries]   (TRITON_INTERPRET=1 without a GPU)
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from pocketllm.engine.backends.api.compressed import Compressor
 from pocketllm.engine.backends.api.ops import Norm
 from tests.cuda.interpreted import rows
 from tests.cuda.recurrent import NUM_SLOTS, RANDOM, STEPS, Segment, batch_of, compared, states_of
+from tests.cuda.words import asked
 
 LONGEST = 140
 OWN_STEPS: tuple[Sequence[Segment], ...] = (
@@ -89,6 +89,6 @@ PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (entries
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:]:
+    for name in asked(__doc__, PARTS):
         PARTS[name]()
         print(name, "agrees", flush=True)

@@ -26,6 +26,7 @@ from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.steps.probe import CudaProbe
 from pocketllm.engine.models.contract import KVSpec
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import refuse
 
 TINY = Extent(
     rows=(1, 2, 33),
@@ -85,12 +86,17 @@ def timed(cases: Sequence[Case], engine: Any) -> None:
 
 
 def main() -> None:
-    if sys.argv[1] == "interpreted":
+    if sys.argv[1:] == ["interpreted"]:
         interpreted()
         return
     from tests.cuda.file import SHAPES, TYPES
 
-    shape, types, *names = sys.argv[1:]
+    match sys.argv[1:]:
+        case [shape, types, *names] if shape in SHAPES and types in TYPES and names:
+            pass
+        case _:
+            known = f"SHAPE is one of {', '.join(SHAPES)}; TYPES one of {', '.join(TYPES)}"
+            refuse(__doc__, f"SHAPE, TYPES and a TYPE or rest are needed, or interpreted: {known}")
     is_rest = names == ["rest"]
     engine = engine_of(SHAPES[shape], TYPES[types], "cuda", frozenset() if is_rest else frozenset(names))
     if is_rest:

@@ -10,8 +10,8 @@ from tests.cuda import words
 from tests.cuda.interpreter import ROOT
 
 DRIVERS = (
-    *("families", "file", "hybrid", "indexed", "interpreted", "kernels", "latent", "latent_times"),
-    *("mixtures", "model", "overlap", "recurrent", "invariance", "invariant_model"),
+    *("compressed", "families", "file", "hybrid", "indexed", "interpreted", "invariance", "invariant_model", "kernels"),
+    *("kimi", "latent", "latent_times", "mixtures", "model", "operations", "overlap", "recurrent", "together"),
 )
 CALL_EACH = """
 import runpy, sys
