@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from pocketllm.engine.weights.checkpoint import Checkpoint
 
-UNBOUNDED = 100_000
-"""Columns in a pipe, more than any line of ours has; a terminal has its own."""
 MIN_VALUE_WIDTH = 26
 """Columns beside the names, which are folded where they would leave less."""
 GIB, MIB = 1 << 30, 1 << 20
@@ -117,7 +115,7 @@ def page(report: dict[str, Any], with_tensors: bool) -> str:
 
     from rich.console import Console
 
-    from pocketllm.evidence.pages.layout import columns
+    from pocketllm.evidence.pages.layout import UNBOUNDED, columns
 
     width = columns() or UNBOUNDED
     console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)

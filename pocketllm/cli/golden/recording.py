@@ -201,7 +201,8 @@ def show(found: "list[Suggestion]") -> None:
     """A line a prompt, the clearest first."""
     from rich.table import Table
 
-    from pocketllm.golden.reports.console import UNBOUNDED, open_console
+    from pocketllm.evidence.pages.layout import UNBOUNDED
+    from pocketllm.golden.reports.console import open_console
 
     console = open_console()
     table = Table(box=None, padding=(0, 1), header_style="bold", expand=console.width < UNBOUNDED)

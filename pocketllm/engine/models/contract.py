@@ -242,6 +242,13 @@ class Checkpoint(Protocol):
         """A tensor decoded to float32, in its shape."""
 
 
+class FeedForward(Protocol):
+    """The second half of a layer."""
+
+    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
+        """x and what the half makes of it: [tokens, hidden] → the same."""
+
+
 class Model(Protocol):
     """A loaded model: weights bound to one backend's operations."""
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WIDTH = 80
+UNBOUNDED = 100_000
+"""Columns where nothing bounds a line: more than any of ours has."""
 INDENT = "  "
 
 

@@ -2,13 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from pocketllm.evidence.pages.layout import columns
+from pocketllm.evidence.pages.layout import UNBOUNDED, columns
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-UNBOUNDED = 100_000
-"""Columns; more than any line of ours has."""
 
 
 def open_console(highlight: bool = True) -> "Console":

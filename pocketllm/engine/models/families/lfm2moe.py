@@ -20,9 +20,9 @@ from pocketllm.engine.models.blocks import (
     usable,
     vocab_rows,
 )
-from pocketllm.engine.models.contract import CacheSpec, Checkpoint, ModelCapability
+from pocketllm.engine.models.contract import CacheSpec, Checkpoint, FeedForward, ModelCapability
 from pocketllm.engine.models.header import HeaderReader
-from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel
+from pocketllm.engine.models.parts.hybrid import HybridModel
 from pocketllm.engine.models.parts.mixtures.experts import (
     MIXTURE_OPS,
     MixtureShape,

@@ -24,7 +24,7 @@ from pocketllm.engine.backends.api.ops import (
 )
 from pocketllm.engine.backends.api.recurrent import DeltaNet
 from pocketllm.engine.models.blocks import DENSE_OPS, Binder, DenseShape, Shapes, read_dense_shape, weights_of_all
-from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches, StateSpec
+from pocketllm.engine.models.contract import CacheSpec, FeedForward, KVSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, short
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
@@ -166,13 +166,6 @@ class Part(Protocol):
     """The first half of a layer."""
 
     def add_to(self, x: Tensor, ops: Ops, step: Step) -> Tensor:
-        """x and what the half makes of it: [tokens, hidden] → the same."""
-
-
-class FeedForward(Protocol):
-    """The second half of a layer."""
-
-    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
         """x and what the half makes of it: [tokens, hidden] → the same."""
 
 

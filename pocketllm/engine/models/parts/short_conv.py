@@ -19,10 +19,10 @@ from pocketllm.engine.models.blocks import (
     read_dense_shape,
     weights_of_all,
 )
-from pocketllm.engine.models.contract import CacheSpec, KVSpec, SeveralCaches, StateSpec
+from pocketllm.engine.models.contract import CacheSpec, FeedForward, KVSpec, SeveralCaches, StateSpec
 from pocketllm.engine.models.header import HeaderReader, is_list, short
 from pocketllm.engine.models.parts.attention.normed_heads import NormedAttention, bind_attention
-from pocketllm.engine.models.parts.hybrid import FeedForward, HybridModel, Part, Step
+from pocketllm.engine.models.parts.hybrid import HybridModel, Part, Step
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
 
 SHORT_CONV_OPS = DENSE_OPS | {"new_states", "copy_states", "causal_conv", "mul", "silu_mul"}

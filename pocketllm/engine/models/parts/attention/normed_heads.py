@@ -5,20 +5,13 @@ Qwen Team 2025, "Qwen3 Technical Report" (arXiv 2505.09388). The feed-forward of
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pocketllm.engine.backends.api.attention import AttentionSpec, ForwardBatch
 from pocketllm.engine.backends.api.ops import KVCache, Norm, Ops, Projection, RopeLayout, Tensor, Weight
 from pocketllm.engine.models.blocks import Binder, DenseShape, Shapes, attention_matrices
-from pocketllm.engine.models.contract import KVSpec
+from pocketllm.engine.models.contract import FeedForward, KVSpec
 from pocketllm.engine.models.rope import inverse_frequencies, rope_magnitude
-
-
-class FeedForward(Protocol):
-    """The second half of a layer."""
-
-    def add_to(self, x: Tensor, ops: Ops) -> Tensor:
-        """x and what the half makes of it: [tokens, hidden] → the same."""
 
 
 @dataclass(frozen=True)
