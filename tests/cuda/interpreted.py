@@ -199,11 +199,14 @@ def steps() -> None:
     """Decode steps, in which sums, norms and the cache's new rows are put off: as the reference has them."""
     shape = (1, 32, 32, 1, 1, 32, 4)  # rows of no whole number of blocks
     sessions = [
-        Session(Synthetic(*shape, types=("Q4_0", "Q8_0", "Q5_0"), scale=0.03), ops, 2, 16) for ops in (CUDA, REFERENCE)
+        Session(Synthetic(*shape, types=("Q4_0", "Q8_0", "Q5_0"), scale=0.03), ops, 6, 16) for ops in (CUDA, REFERENCE)
     ]
     for ids, starts in (([[3]], [0]), ([[1], [2]], [1, 0])):
         batch = sessions[0].batch(ids, starts)
         assert error(*(session.logits(batch) for session in sessions)) < 1e-3, starts
+    # a graph of as many spare singles as it has tokens, beside a sequence of several
+    batch = sessions[0].batch([[3], [1], [2], [0], [3], [1, 2, 3]], [0] * 6)
+    assert error(sessions[0].padded(batch), sessions[1].logits(batch)) < 1e-3
     captured = weakref.ref(sessions[0].captured)
     del sessions
     gc.collect()

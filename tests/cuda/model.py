@@ -16,6 +16,8 @@ import torch
 from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.packing import Packed
+from pocketllm.engine.backends.cuda.steps.batch import fill, named, sizes_of, upload, views_of
+from pocketllm.engine.backends.cuda.steps.graphs import captured_sizes
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.models.registry import find_family
 from tests.cuda.synthetic import Synthetic
@@ -75,6 +77,16 @@ class Session:
 
     def logits(self, batch: ForwardBatch, captured: bool = True) -> Any:
         return np.array(self.model.logits((self.captured if captured else self.captured.eager)(batch)))
+
+    def padded(self, batch: ForwardBatch) -> Any:
+        """Logits of a step with the spare places that a graph of its size has."""
+        sizes = captured_sizes(sizes_of(batch))
+        assert sizes is not None
+        whole = np.empty(sum(sizes.of_arrays), np.int32)
+        fill(whole, views_of(whole, sizes), batch, sizes)
+        own = named(upload(whole, self.ops._device), sizes, takes_all=sizes.rows == 0)
+        hidden = self.captured._forward(own)[: len(batch.logit_rows)]
+        return np.array(self.model.logits(hidden))
 
     def greedy(self, batch: ForwardBatch) -> list[int]:
         """The likeliest tokens, found on the device."""

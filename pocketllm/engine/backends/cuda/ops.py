@@ -303,7 +303,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
 
         def step(batch: DeviceBatch) -> Tensor:
             drawer.resolve(batch.input_ids)
-            is_decode = len(batch.single_seqs) == len(batch.input_ids) <= FEW_ROWS
+            is_decode = batch.is_single and len(batch.input_ids) <= FEW_ROWS
             self._products.is_decode, self._products.is_prompt = is_decode, not is_decode
             try:
                 result = written(forward(batch))  # type: ignore[arg-type]  # a ForwardBatch on the device

@@ -41,6 +41,11 @@ class DeviceBatch:
     state_slots: Tensor
     """Of each sequence, -1 of one that is not there; empty when the model has no states."""
 
+    @property
+    def is_single(self) -> bool:
+        """Whether every sequence has one token. Numbers alone do not tell: there may be spare singles."""
+        return not len(self.tile_seqs)
+
     def blocks(self, in_windows: bool) -> "DeviceBatch":
         """The same with the blocks of caches in windows where the others' are."""
         if not in_windows:

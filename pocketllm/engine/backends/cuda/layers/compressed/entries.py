@@ -32,7 +32,7 @@ def compress(
     members, dim = how.ratio * (2 if how.overlaps else 1), how.dim
     assert kept.shape[1:] == (members - 1, 2 * how.width), (kept.shape, how)
     assert dim % 2 == 0 or how.inv_freq is None, f"{dim} values cannot rotate as neighbors"
-    are_single, d_block = not len(batch.tile_seqs), triton.next_power_of_2(dim)
+    d_block = triton.next_power_of_2(dim)
     norm_weight, eps = (how.position, 0.0) if how.norm is None else (how.norm.weight, how.norm.eps)
     kernels.entries_kernel[(len(values),)](
         values, gates, kept, how.position, norm_weight, how.position if how.inv_freq is None else how.inv_freq,
@@ -42,9 +42,9 @@ def compress(
         RATIO=how.ratio, MEMBERS=members, DIM=dim, D_BLOCK=d_block, BLOCK=cache.block_size,
         AT_ONCE=min(triton.next_power_of_2(members), max(1, VALUES_AT_ONCE // d_block)),
         SEQS=triton.next_power_of_2(len(batch.seq_lens)), HAS_NORM=how.norm is not None,
-        ROTATES=how.inv_freq is not None, KEEPS=are_single, num_warps=WARPS,
+        ROTATES=how.inv_freq is not None, KEEPS=batch.is_single, num_warps=WARPS,
     )  # fmt: skip
-    if not are_single:
+    if not batch.is_single:
         keep(values, gates, kept, batch)
 
 

@@ -25,7 +25,7 @@ class IndexedOps(Operations):
 
     def select_groups(self, q: Any, cache: LatentCache, layer: int, batch: ForwardBatch, index: GroupIndex) -> Groups:
         rows, own = written(q), self._of(batch)
-        count = triton.next_power_of_2(num_entries(len(rows), own, cache.block_size, index.ratio))
+        count = triton.next_power_of_2(num_entries(own, cache.block_size, index.ratio))
         key = id(index.inv_freq), count, index.ratio
         if key not in self._constants:
             self._constants[key] = index.inv_freq, group_angles(index.inv_freq, count, index.ratio)

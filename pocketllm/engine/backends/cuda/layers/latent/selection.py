@@ -15,10 +15,10 @@ TILE, CHUNK = 64, 2048
 """Entries that one program scores, and that are looked at together when the best are found."""
 
 
-def num_entries(tokens: int, batch: DeviceBatch, block_size: int, ratio: int) -> int:
+def num_entries(batch: DeviceBatch, block_size: int, ratio: int) -> int:
     """Groups of `ratio` tokens that the longest sequence of a step may have."""
     width = batch.block_table.shape[1]
-    return max(1, (batch.max_length if len(batch.single_seqs) == tokens else width * block_size) // ratio)
+    return max(1, (batch.max_length if batch.is_single else width * block_size) // ratio)
 
 
 def select_entries(
@@ -36,7 +36,7 @@ def select_entries(
     block_size: tokens of a block, of which `ratio` whole ones up to a token have a key; gives: slots of ENTRIES, or of
     those TOKENS and of what comes after the last whole group.
     """
-    tokens, (seqs, width), most = len(q), batch.block_table.shape, num_entries(len(q), batch, block_size, ratio)
+    tokens, (seqs, width), most = len(q), batch.block_table.shape, num_entries(batch, block_size, ratio)
     at_once = min(tokens, max(1, SCORES_AT_ONCE // most))
     scores = torch.empty(at_once, most, dtype=torch.float32, device=q.device)
     best = min(spec.top_k, most)
