@@ -1,28 +1,38 @@
 """Checks of entries of groups and of attention over them against the reference backend.
 
-usage: python -m tests.cuda.compressed [entries]   (TRITON_INTERPRET=1 without a GPU)
+usage: python -m tests.cuda.compressed [entries] [rotations] [windows] [spare]   (TRITON_INTERPRET=1 without a GPU)
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.api.compressed import Compressor
-from pocketllm.engine.backends.api.ops import Norm
+from pocketllm.engine.backends.api.attention import ForwardBatch, IndexerSpec
+from pocketllm.engine.backends.api.compressed import Compressor, WindowSpec
+from pocketllm.engine.backends.api.ops import Norm, Ops
+from pocketllm.engine.backends.cuda.layers.compressed import window as cuda_window
+from pocketllm.engine.backends.cuda.ops import CudaOps
+from tests.cuda.families import checkpoint
 from tests.cuda.interpreted import rows
-from tests.cuda.recurrent import NUM_SLOTS, RANDOM, STEPS, Segment, batch_of, compared, states_of
+from tests.cuda.mixtures import DEVICE, poisoned
+from tests.cuda.model import in_spare_places
+from tests.cuda.recurrent import NUM_SLOTS, RANDOM, Segment, batch_of, compared, states_of
 from tests.cuda.words import asked
+from tests.parity.drive import Driver
 
-LONGEST = 140
+LONGEST = 48
 OWN_STEPS: tuple[Sequence[Segment], ...] = (
-    *STEPS,
-    *([(3, 131 + number, 1), (1, 4 + number, 1), (6, 64 + number, 1)] for number in range(7)),
+    [(5, 0, 2), (0, 0, 1), (3, 0, 40), (1, 0, 3)],
+    [(0, 1, 1), (1, 3, 1), (5, 2, 1)],
+    [(3, 40, 1), (6, 0, 12), (5, 3, 9)],
+    *([(3, 41 + number, 1), (1, 4 + number, 1), (6, 12 + number, 1)] for number in range(5)),
 )
-"""A ragged prompt, mixed steps, and decode steps in which groups end."""
+"""A ragged prompt, a decode step, both at once, and decode steps in which groups end."""
 
 
 def paged(segments: Sequence[Segment], block_size: int) -> ForwardBatch:
@@ -33,9 +43,9 @@ def paged(segments: Sequence[Segment], block_size: int) -> ForwardBatch:
     return replace(batch, block_table=table[batch.state_slots])
 
 
-def random_rows(width: int, steps: Sequence[Sequence[Segment]] = OWN_STEPS) -> list[Any]:
+def random_rows(width: int) -> list[Any]:
     """Rows of each step's tokens."""
-    return [RANDOM.standard_normal((sum(part[2] for part in step), width)).astype(np.float32) for step in steps]
+    return [RANDOM.standard_normal((sum(part[2] for part in step), width)).astype(np.float32) for step in OWN_STEPS]
 
 
 @dataclass
@@ -80,11 +90,109 @@ class Groups:
 
 def entries() -> None:
     """Groups that overlap and that do not, longer and shorter than a block; with and without norm and rotation."""
-    for groups in (Groups(4, True, 24, 4, 16), Groups(6, False, 20, 0, 4), Groups(32, False, 12, 6, 16)):
+    for groups in (Groups(4, True, 24, 4, 16), Groups(6, False, 20, 0, 4), Groups(22, False, 12, 6, 16)):
         compared(groups.run, 1e-6)
 
 
-PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (entries,)}
+def rotations() -> None:
+    """The last values of heads, forwards and back; of heads that are normed where they are read too."""
+    x, positions = RANDOM.standard_normal((3, 4 * 20)).astype(np.float32), np.array([0, 7, 12345], np.int32)
+    freq, weight = (10.0 ** -np.arange(3)).astype(np.float32), RANDOM.standard_normal(20).astype(np.float32)
+
+    def run(ops: Any) -> list[Any]:
+        angles = ops.rope_angles(ops.load_vector(freq), positions, 1.0)
+        normed = ops.rms_norm(rows(ops, x), Norm(ops.load_vector(weight), 1e-5))
+        turned = ops.rope_last(normed, angles, 20)
+        return [
+            turned,
+            ops.rope_last(turned, angles, 20, inverse=True),
+            ops.rope_last(rows(ops, x[:, :20]), angles, 20),
+        ]
+
+    compared(run, 1e-6)
+
+
+@dataclass
+class Windows:
+    """Attention over a window, and over entries of groups of `ratio` tokens: all of them, or some that scores pick."""
+
+    heads: int
+    dim: int
+    window: int
+    ratio: int
+    top_k: int
+    split: int
+
+    def __post_init__(self) -> None:
+        self.q, self.rows = random_rows(self.heads * self.dim), random_rows(self.dim)
+        self.sinks = RANDOM.standard_normal(self.heads).astype(np.float32) * 3
+        self.count = NUM_SLOTS * -(-LONGEST // 16)
+        places = self.count * -(-16 // max(self.ratio, 1))
+        self.entries = RANDOM.standard_normal((places, self.dim)).astype(np.float32)
+        # many scores are equal
+        self.keys = RANDOM.integers(-2, 3, (places, 8)).astype(np.float32)
+        self.index_q = [np.round(some) for some in random_rows(3 * 8)]
+        self.weights = [np.round(some) for some in random_rows(3)]
+
+    def run(self, ops: Any) -> list[Any]:
+        """What heads find in each step."""
+        cuda_window.SPLIT, cuda_window.MOST_SPLITS, cuda_window.MERGED_AT_ONCE = (self.split,) * 2, (3, 7), 2
+        states = states_of(ops, (self.window - 1, self.dim), (0, 0, 0))
+        freq = ops.load_vector(np.array([1.0, 0.1], np.float32))
+        weight = Norm(ops.load_vector(np.linspace(0.5, 2, self.dim).astype(np.float32)), 1e-5)
+        spec, results = WindowSpec(self.heads, self.dim, self.window, self.dim**-0.5), []
+        for number, step in enumerate(OWN_STEPS):
+            batch = paged(step, 16)
+            angles = ops.rope_angles(freq, batch.positions, 1.0)
+            q = ops.rope_last(ops.rms_norm(rows(ops, self.q[number]), weight), angles, self.dim)
+            own = ops.rope_last(rows(ops, self.rows[number]), angles, self.dim)
+            near = q, own, rows(ops, self.sinks), states, 1, batch, spec
+            results.append(ops.window_attention(*near, *self.far(ops, number, batch)))
+        return results
+
+    def far(self, ops: Any, number: int, batch: ForwardBatch) -> tuple[Any, ...]:
+        """A cache, its layer, and a selection."""
+        if not self.ratio:
+            return ()
+        cache = ops.new_compressed_cache(2, self.dim, self.ratio, self.count, 16)
+        cache.rows[1].view(self.entries.shape).copy_(rows(ops, self.entries))
+        if not self.top_k:
+            return cache, 1
+        keys = ops.new_compressed_cache(1, 8, self.ratio, self.count, 16)
+        keys.rows[0].view(self.keys.shape).copy_(rows(ops, self.keys))
+        q, weights = rows(ops, self.index_q[number]), rows(ops, self.weights[number])
+        return cache, 1, ops.select_entries(q, weights, keys, 0, batch, IndexerSpec(3, 8, self.top_k))
+
+
+def windows() -> None:
+    """Windows alone, beside all entries and beside picked ones; in one split and in several, few heads and many."""
+    for case in (
+        Windows(5, 24, 9, 4, 3, split=8),
+        Windows(17, 16, 5, 6, 0, split=4),
+        Windows(2, 20, 34, 0, 0, split=16),
+        Windows(1, 16, 2, 4, 100, split=64),
+    ):
+        compared(case.run, 1e-5)
+
+
+def spare() -> None:
+    """A mixed step and a decode step of a tiny deepseek4 have the same bits with the spare places of graphs."""
+    with TemporaryDirectory() as work:
+        driver = Driver(checkpoint("deepseek4_tight_limits", Path(work)), ops=cast(Ops, CudaOps("float32", DEVICE)))
+    ids = [list(range(20 + number, 40 + number)) for number in (0, 1, 2, 0, 1, 2)]
+    captured: Any = driver.forward
+    for counts in ((13, 1, 5), (1, 1, 1)):
+        own, others = (
+            driver.batch(ids, [(first + number, count) for number, count in enumerate(counts)]) for first in (0, 3)
+        )
+        ends = np.cumsum(counts).astype(np.int32) - 1
+        with poisoned():
+            got = driver.model.logits(in_spare_places(captured, replace(own, logit_rows=ends)))
+            want = driver.model.logits(captured.eager(replace(others, logit_rows=ends)))
+        assert np.array_equal(got, want), counts
+
+
+PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (entries, rotations, windows, spare)}
 
 
 if __name__ == "__main__":

@@ -80,19 +80,23 @@ class Session:
 
     def padded(self, batch: ForwardBatch) -> Any:
         """Logits of a step with the spare places that a graph of its size has."""
-        sizes = captured_sizes(sizes_of(batch))
-        assert sizes is not None
-        whole = np.empty(sum(sizes.of_arrays), np.int32)
-        fill(whole, views_of(whole, sizes), batch, sizes)
-        own = named(upload(whole, self.ops._device), sizes, takes_all=sizes.rows == 0)
-        hidden = self.captured._forward(own)[: len(batch.logit_rows)]
-        return np.array(self.model.logits(hidden))
+        return np.array(self.model.logits(in_spare_places(self.captured, batch)))
 
     def greedy(self, batch: ForwardBatch) -> list[int]:
         """The likeliest tokens, found on the device."""
         [logits] = self.ops.project(self.captured(batch), self.model.head)
         tokens: list[int] = logits.argmax(1).tolist()
         return tokens
+
+
+def in_spare_places(captured: Any, batch: ForwardBatch) -> Any:
+    """Hidden states of a step with the spare places that a graph of its size has."""
+    sizes = captured_sizes(sizes_of(batch))
+    assert sizes is not None
+    whole = np.empty(sum(sizes.of_arrays), np.int32)
+    fill(whole, views_of(whole, sizes), batch, sizes)
+    own = named(upload(whole, captured._device), sizes, takes_all=sizes.rows == 0)
+    return captured._forward(own)[: len(batch.logit_rows)]
 
 
 def check() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
 import triton
@@ -30,7 +31,18 @@ MERGED_AT_ONCE = 16
 WHOLE = 2
 """Splits' worth of keys that one program takes where sequences are several, if a sequence has no more: two programs and
 what puts them together take longer. Part of the numerics version too."""
-ROTATIONS = {None: 0, RopeLayout.ADJACENT: 1, RopeLayout.HALF_SPLIT: 2}
+
+
+class LastValues(Enum):
+    """How the last values of a head rotate as neighbors: by its token's angles, or back by them."""
+
+    FORWARD = "forward"
+    BACK = "back"
+
+
+ROTATIONS = {
+    None: 0, RopeLayout.ADJACENT: 1, RopeLayout.HALF_SPLIT: 2, LastValues.FORWARD: 3, LastValues.BACK: 4
+}  # fmt: skip
 
 
 @dataclass
@@ -62,7 +74,7 @@ class Heads:
     head_dim: int
     norm: Norm | None = None
     angles: Tensor | None = None
-    layout: RopeLayout | None = None
+    layout: RopeLayout | LastValues | None = None
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, float, int]:
         """What a kernel takes: heads, weight, angles, eps, frequencies."""

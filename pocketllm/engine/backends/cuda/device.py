@@ -23,7 +23,7 @@ OPS = frozenset(
     | {"load_experts", "mixture", "bounded_mixture", "scaled_mixture", "limited_mixture", "sink_attention"}
     | {"sigmoid_mul", "mul", "scale", "columns", "limited_silu_mul"}
     | {"new_latent_cache", "store_latent", "latent_attention", "project_heads", "select_keys", "layer_norm"}
-    | {"new_compressed_cache", "compress", "select_pools"}
+    | {"new_compressed_cache", "compress", "select_pools", "rope_last", "select_entries", "window_attention"}
     | {"open_streams", "read_streams", "read_soft_streams", "write_streams", "mean_streams"}
     | {"new_states", "copy_states", "causal_conv", "gated_delta", "kimi_delta", "hadamard", "copy_blocks"}
     | {"select_groups", "selected_attention", "ngram_embed", "gate_streams", "add_gated"}

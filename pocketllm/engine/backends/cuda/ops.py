@@ -276,6 +276,8 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         return mixed if self._products.is_decode else mixed.written()
 
     def add(self, x: Rows, y: Rows) -> Tensor | Sum:
+        if isinstance(x, Mixed):
+            x, y = y, x
         if isinstance(y, Mixed):
             return MixedSum(y, written(x))
         return written(x) + written(y)

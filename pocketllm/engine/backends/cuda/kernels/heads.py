@@ -6,6 +6,8 @@ import triton.language as tl
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 
 NO_ROTATION, ADJACENT, HALF_SPLIT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LAST, LAST_BACK = tl.constexpr(3), tl.constexpr(4)
+"""The last values of a head as neighbors, and the same back by its angles."""
 
 
 @triton.jit
@@ -38,17 +40,24 @@ def read_heads(
         factor = 1 / tl.sqrt(tl.sum(value * value, 1) / DIM + eps)
         value = value * factor[:, None] * tl.load(weight + d, mask=d < DIM, other=0.0)
     if ROTATION != NO_ROTATION:
+        turning = d < 2 * num_freq
         if ROTATION == ADJACENT:
             partner, f, is_first = d ^ 1, d // 2, d % 2 == 0
-        else:
+        elif ROTATION == HALF_SPLIT:
             is_first = d < num_freq
             partner, f = tl.where(is_first, d + num_freq, d - num_freq), tl.where(is_first, d, d - num_freq)
-        turns = (d < 2 * num_freq) & is_row
+        else:
+            at_end = d - (DIM - 2 * num_freq)
+            partner, f, is_first = d - at_end + (at_end ^ 1), at_end // 2, at_end % 2 == 0
+            turning = (at_end >= 0) & (d < DIM)
+        turns = turning & is_row
         other = tl.load(x + at + partner, mask=turns, other=0.0)
         if HAS_NORM:
-            other = other * factor[:, None] * tl.load(weight + partner, mask=d < 2 * num_freq, other=0.0)
+            other = other * factor[:, None] * tl.load(weight + partner, mask=turning, other=0.0)
         cos = tl.load(angles + token * 2 * num_freq + f, mask=turns, other=0.0)
         sin = tl.load(angles + token * 2 * num_freq + num_freq + f, mask=turns, other=0.0)
+        if ROTATION == LAST_BACK:
+            sin = -sin
         value = tl.where(turns, value * cos + tl.where(is_first, -other, other) * sin, value)
     return value
 

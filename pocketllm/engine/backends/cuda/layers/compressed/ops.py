@@ -1,12 +1,15 @@
-"""Operations over entries of groups of tokens."""
+"""Operations over entries of groups of tokens, and over windows beside them."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pocketllm.engine.backends.api.attention import ForwardBatch, IndexerSpec
-from pocketllm.engine.backends.api.compressed import Compressor
+from pocketllm.engine.backends.api.compressed import Compressor, WindowSpec
+from pocketllm.engine.backends.cuda.attention import Heads, LastValues
 from pocketllm.engine.backends.cuda.layers.compressed.entries import CompressedCache, compress
+from pocketllm.engine.backends.cuda.layers.compressed.window import Far, attend
 from pocketllm.engine.backends.cuda.layers.latent.attention import Selected
 from pocketllm.engine.backends.cuda.layers.latent.kernels.selection import TOKENS
 from pocketllm.engine.backends.cuda.layers.latent.selection import select_entries
@@ -45,3 +48,33 @@ class CompressedOps(Operations):
     ) -> Selected:
         where = self._of(batch), spec, cache.block_size, cache.ratio, TOKENS.value
         return select_entries(written(q), written(weights), cache.rows[layer], *where)
+
+    def rope_last(self, x: Any, angles: Tensor, head_dim: int, inverse: bool = False) -> Heads:
+        layout = LastValues.BACK if inverse else LastValues.FORWARD
+        if isinstance(x, Heads) and x.angles is None and x.head_dim == head_dim:
+            return Heads(x.x, head_dim, x.norm, angles, layout)
+        return Heads(written(x), head_dim, None, angles, layout)
+
+    def select_entries(
+        self, q: Any, weights: Any, cache: CompressedCache, layer: int, batch: ForwardBatch, spec: IndexerSpec
+    ) -> Selected:
+        where = self._of(batch), spec, cache.block_size, cache.ratio
+        return select_entries(written(q), written(weights), cache.rows[layer], *where)
+
+    def window_attention(
+        self,
+        q: Any,
+        rows: Any,
+        sinks: Tensor,
+        states: States,
+        state_layer: int,
+        batch: ForwardBatch,
+        spec: WindowSpec,
+        cache: CompressedCache | None = None,
+        layer: int = 0,
+        selection: Selected | None = None,
+    ) -> Tensor:
+        heads = q if isinstance(q, Heads) else Heads(written(q), spec.dim)
+        far = None if cache is None else Far(cache, layer, selection)
+        kept, in_splits = states.conv[state_layer], self._are_few(len(heads.x))
+        return attend(heads, written(rows), sinks, kept, self._of(batch), spec, far, self._kv_dtype, in_splits)

@@ -25,7 +25,8 @@ class LatentOps(Operations):
         return LatentCache([torch.zeros(shape, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)])
 
     def project_heads(self, x: Any, weight: ExpertMatrices) -> Tensor:
-        return project_heads(written(x), weight, self._are_few(len(x)), self._products.is_invariant)
+        rows = written(x)
+        return project_heads(rows, weight, self._are_few(len(rows)), self._products.is_invariant)
 
     def store_latent(self, cache: LatentCache, layer: int, batch: ForwardBatch, *parts: Any) -> None:
         first, *rest = (self._heads(part) for part in parts)
