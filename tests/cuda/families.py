@@ -1,6 +1,6 @@
 """Tiny checkpoints of families on the CUDA backend, held to their oracles: in Triton's interpreter, or on a GPU.
 
-usage: python -m tests.cuda.families NAME[:TOKENS[:KV_DTYPE]] …   (TRITON_INTERPRET=1 without a GPU)
+usage: python -m tests.cuda.families NAME[:TOKENS] …   (TRITON_INTERPRET=1 without a GPU)
 """
 
 import os
@@ -43,12 +43,12 @@ def steps_of(count: int) -> list[Step]:
     return [[(0, count - 4), (1, 1)], [(0, 2), (1, 2)], [(1, 1), (0, 1)], [(0, 1)]]
 
 
-def check(name: str, count: int, kv_dtype: str) -> float:
+def check(name: str, count: int) -> float:
     """The larger error of two sequences that begin alike."""
     expected = np.load(ORACLES / f"{name}.npz")
     ids, logits = expected["input_ids"].tolist()[:count], expected["logits"]
     with TemporaryDirectory() as work:
-        driver = Driver(checkpoint(name, Path(work)), ops=cast(Ops, CudaOps(kv_dtype, DEVICE)))
+        driver = Driver(checkpoint(name, Path(work)), ops=cast(Ops, CudaOps("float32", DEVICE)))
     got = driver.run([ids, ids], steps_of(len(ids)))
     if DEVICE == "cuda":
         check_graphs(driver, ids)
@@ -79,10 +79,9 @@ def ends(driver: Driver, ids: list[int], sequences: tuple[int, int], forward: An
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for word in asked(__doc__, sorted(path.stem for path in ORACLES.glob("*.npz"))):
-        name, count, kv_dtype = (*word.split(":"), *("12", "float32")[word.count(":") :])
+        name, _, count = word.partition(":")
         start = time.perf_counter()
-        wrong = check(name, int(count), kv_dtype)
-        print(f"{word} {wrong:.1e} {time.perf_counter() - start:.1f} s", flush=True)
-        is_rounded = DEVICE == "cuda" or name.startswith("folded_") or kv_dtype != "float32"
-        assert wrong < (ROUNDED if is_rounded else TOLERANCE), name
-        print(word, "agrees", flush=True)
+        wrong = check(name, int(count or 12))
+        print(f"{name} {wrong:.1e} {time.perf_counter() - start:.1f} s", flush=True)
+        assert wrong < (ROUNDED if DEVICE == "cuda" or name.startswith("folded_") else TOLERANCE), name
+        print(name, "agrees", flush=True)
