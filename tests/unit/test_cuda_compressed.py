@@ -9,7 +9,9 @@ from tests.cuda.interpreter import in_interpreter
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton-missing")
 @pytest.mark.parametrize(
-    "parts", [("entries", "rotations", "windows"), pytest.param(("spare",), marks=pytest.mark.full)], ids="-".join
+    "parts",
+    [("entries", "rotations", "windows"), pytest.param(("more_windows", "spare"), marks=pytest.mark.full)],
+    ids="-".join,
 )
 def test_groups_of_tokens_agree_with_the_reference(parts: tuple[str, ...]) -> None:
     answer = in_interpreter("tests.cuda.compressed", *parts, timeout_s=900)
