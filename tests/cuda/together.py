@@ -1,11 +1,14 @@
 """Five sequences of a family's oracle at once on the CUDA backend: prompts in one step, then tokens one by one.
 
-In Triton's interpreter, or on a GPU where steps are graphs; with the cache in float32 and in float16.
+On a GPU, where steps are graphs, or in Triton's interpreter, where steps of single tokens have the spare places of one
+and memory holds what must not be read; with the cache in float32 and in float16.
 
-usage: python -m tests.cuda.together NAME[:TOKENS] …   (TRITON_INTERPRET=1 without a GPU)
+usage: python -m tests.cuda.together NAME[:TOKENS] …   (18 or more of them; TRITON_INTERPRET=1 without a GPU)
 """
 
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -13,9 +16,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from pocketllm.engine.backends.api.attention import ForwardBatch
 from pocketllm.engine.backends.api.ops import Ops
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.families import DEVICE, ORACLES, ROUNDED, TOLERANCE, checkpoint
+from tests.cuda.mixtures import poisoned
+from tests.cuda.model import in_spare_places
 from tests.cuda.words import asked
 from tests.parity.drive import Driver, Step, nmse
 
@@ -37,7 +43,10 @@ def check(path: Path, name: str, count: int, kv_dtype: str) -> None:
     ids, logits = expected["input_ids"].tolist()[:count], expected["logits"].astype(np.float64)
     counts = [count, count // 2, DECODED + 1, count // 3, DECODED + 2]
     driver = Driver(path, ops=cast(Ops, CudaOps(kv_dtype, DEVICE)))
-    got = driver.run([ids[:some] for some in counts], steps_of(counts))
+    with poisoned() if DEVICE == "cpu" else nullcontext():
+        if DEVICE == "cpu":
+            driver.forward = with_spare_places(driver.forward)
+        got = driver.run([ids[:some] for some in counts], steps_of(counts))
     rows = [nmse(row, logits[at]) for part in got for at, row in enumerate(part)]
     whole, late = (worst(got, logits, first) for first in (0, -DECODED))
     print(
@@ -48,6 +57,11 @@ def check(path: Path, name: str, count: int, kv_dtype: str) -> None:
     assert np.median(rows) < HALF, (name, kv_dtype)
     if kv_dtype == "float32":
         assert whole < (ROUNDED if DEVICE == "cuda" else TOLERANCE), (name, whole)
+
+
+def with_spare_places(captured: Any) -> Callable[[ForwardBatch], Any]:
+    """A forward whose decode steps are as a graph would have them."""
+    return lambda batch: in_spare_places(captured, batch) if batch.is_single else captured(batch)
 
 
 def worst(got: list[Any], logits: Any, first: int) -> float:

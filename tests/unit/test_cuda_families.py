@@ -35,6 +35,15 @@ def test_families_agree_with_their_oracles_in_pieces_token_by_token_and_beside_o
     assert answer.stdout.count("agrees") == len(names)
 
 
+@needs_triton
+@FULL
+def test_five_sequences_at_once_agree_with_the_oracle_with_either_cache() -> None:
+    answer = in_interpreter("tests.cuda.together", "glm5_next:18", timeout_s=900)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "glm5_next agrees" in answer.stdout
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_backend_has_what_the_family_asks_for(architecture: str) -> None:
     capability = find_family(architecture).capability
