@@ -63,8 +63,8 @@ KVDtype = Annotated[
     str | None,
     typer.Option(
         "--kv-dtype",
-        help="What cached keys and values are kept in: float16, bfloat16, int8 or float32.",
-        show_default="the backend's own; float16 on cpu",
+        help="What cached keys and values are kept in: float16, bfloat16, fp8_e4m3 (or fp8), int8 or float32.",
+        show_default="the backend's own; float16 on cpu and cuda",
         rich_help_panel=PANEL,
     ),
 ]

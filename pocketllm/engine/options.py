@@ -15,7 +15,9 @@ DEFAULT_MODEL = "smollm2-135m"
 AUTO = "auto"
 """Asks for the best backend that can run."""
 ACTIVATION_DTYPES = ("int8", "mixed", "int16", "float32")
-KV_DTYPES = ("float16", "bfloat16", "int8", "float32")
+KV_DTYPES = ("float16", "bfloat16", "fp8_e4m3", "int8", "float32")
+KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
+"""Other names of some of them, as other engines' users type them."""
 MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
 
@@ -65,7 +67,7 @@ class EngineOptions:
     activation_dtype: str | None = None
     """What rows are rounded to before a matrix multiplies them, one of ACTIVATION_DTYPES; None: as the model needs."""
     kv_dtype: str | None = None
-    """What cached keys and values are kept in, one of KV_DTYPES; None: the backend's own."""
+    """What cached keys and values are kept in, one of KV_DTYPES or of its aliases; None: the backend's own."""
     batch_invariant: bool = False
     """Whether a request must have the same bits in any company, however its prompt is cut and wherever its first tokens
     come from; refused where that cannot be promised."""
@@ -75,6 +77,8 @@ class EngineOptions:
     """Where each value came from: flag, environment, file or default."""
 
     def __post_init__(self) -> None:
+        if self.kv_dtype in KV_DTYPE_ALIASES:
+            object.__setattr__(self, "kv_dtype", KV_DTYPE_ALIASES[self.kv_dtype])
         for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"{self.said(name)} must be at least 1")

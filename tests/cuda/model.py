@@ -1,25 +1,26 @@
 """A whole model on the GPU: parity with the reference backend, and rates of the 8B shape.
 
 usage: python -m tests.cuda.model [check] [rates] [prefill] [profile] [types=Q4_K,Q6_K,Q6_K] [cases=1@0,8@325]
-    [shape=…] [experts=128,8]   (the 30B mixture: shape=48,2048,768,32,4,128,151936)
+    [shape=…] [experts=128,8] [kv=float16,int8]   (the 30B mixture: shape=48,2048,768,32,4,128,151936)
 """
 
 import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from pocketllm.engine.backends.api.attention import ForwardBatch
-from pocketllm.engine.backends.cuda.ops import CudaOps
+from pocketllm.engine.backends.cuda.ops import KV_DTYPES, CudaOps
 from pocketllm.engine.backends.cuda.packing import Packed
 from pocketllm.engine.backends.cuda.steps.batch import fill, named, sizes_of, upload, views_of
 from pocketllm.engine.backends.cuda.steps.graphs import captured_sizes
-from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.models.registry import find_family
+from tests.cuda.rounding import Rounding
 from tests.cuda.synthetic import Synthetic
 from tests.cuda.words import asked
 
@@ -52,10 +53,14 @@ class Session:
     def __init__(self, checkpoint: Any, ops: Any, sequences: int, length: int) -> None:
         self.ops, self.blocks = ops, -(-length // BLOCK)
         self.model: Any = find_family(checkpoint.metadata["general.architecture"]).load(checkpoint, ops, length)
-        spec = self.model.kv_spec
-        self.has_states = spec.bytes_per_sequence() > 0
-        cache = spec.allocate(ops, sequences * self.blocks, BLOCK, sequences)
-        self.captured = ops.capture(lambda batch: self.model.forward(batch, cache), 4096)
+        self.sequences, self.has_states = sequences, self.model.kv_spec.bytes_per_sequence() > 0
+        self.renew()
+
+    def renew(self) -> None:
+        """An empty cache."""
+        self.cache: Any = None
+        self.cache = cache = self.model.kv_spec.allocate(self.ops, self.sequences * self.blocks, BLOCK, self.sequences)
+        self.captured = self.ops.capture(lambda batch: self.model.forward(batch, cache), 4096)
 
     def batch(self, ids: list[list[int]], starts: list[int], sequences: list[int] | None = None) -> ForwardBatch:
         sequences = sequences or list(range(len(ids)))
@@ -102,15 +107,15 @@ def in_spare_places(captured: Any, batch: ForwardBatch) -> Any:
 def check() -> None:
     asked = option("types", "")
     mixes: Any = [tuple(asked.split(","))] if asked else MIXES
-    for types in mixes:
+    for types, kv_dtype in product(mixes, option("kv", "float16").split(",")):
         shape = (2, 512, 768, 8, 2, 64, 1000)
         sessions = [
             Session(Synthetic(*shape, types=types, scale=0.001 if types[0] == "Q8_0" else 0.01), ops, 9, 512)
-            for ops in (CudaOps(), ReferenceOps())
+            for ops in (CudaOps(kv_dtype), Rounding(kv_dtype))
         ]
         random = np.random.default_rng(1)
         prompts = [random.integers(0, 1000, 5 + 37 * n).tolist() for n in range(8)]
-        line = [types[0]]
+        line = [types[0], kv_dtype]
         cuda, reference = sessions
         whole = [s.logits(s.batch(prompts, [0] * 8)) for s in sessions]
         line.append(f"prefill {error(*whole):.1e}")
@@ -153,11 +158,33 @@ def rates() -> None:
     shape: Any = [int(size) for size in option("shape", "32,4096,14336,32,8,128,128256").split(",")]
     asked = option("experts", "")
     experts: Any = tuple(int(number) for number in asked.split(",")) if asked else None
-    session = Session(Synthetic(*shape, types=(most, more, head), experts=experts), Copying(), 32, 4608)
+    cases = [
+        (int(streams), int(depth))
+        for streams, depth in (case.split("@") for case in option("cases", "1@0,1@4096,8@325,32@325").split(","))
+    ]
+    sequences, longest = (max(sizes) for sizes in zip(*cases, strict=True))
+    ops = Copying()
+    session = Session(
+        Synthetic(*shape, types=(most, more, head), experts=experts), ops, sequences, max(longest, 4096) + 512
+    )
     torch.cuda.synchronize()
     print(f"loaded in {time.perf_counter() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.2f} GiB", flush=True)
     ids = np.random.default_rng(0).integers(0, shape[-1], 8192).tolist()
-    for count in (512, 4096) if "prefill" in sys.argv else ():
+    for kv_dtype in option("kv", "float16").split(","):
+        ops._kv_dtype = KV_DTYPES[kv_dtype]
+        session.renew()
+        print(f"cache in {kv_dtype}:", flush=True)
+        if "prefill" in sys.argv:
+            prefill(session, ids)
+        for streams, depth in cases:
+            decode(session, streams, depth)
+            if "profile" in sys.argv:
+                profile(session, streams, depth)
+
+
+def prefill(session: Session, ids: list[int]) -> None:
+    """Prompts in steps of 2048 tokens."""
+    for count in (512, 4096):
         chunk = min(count, 2048)
         batches = [session.batch([ids[at : at + chunk]], [at]) for at in range(0, count, chunk)]
         took = []
@@ -169,11 +196,6 @@ def rates() -> None:
         print(
             f"prefill {count}: {count / sorted(took)[1]:.0f} tok/s ({[f'{t * 1e3:.1f}' for t in took]} ms)", flush=True
         )
-    for case in option("cases", "1@0,1@4096,8@325,32@325").split(","):
-        streams, _, depth = case.partition("@")
-        decode(session, int(streams), int(depth))
-        if "profile" in sys.argv:
-            profile(session, int(streams), int(depth))
 
 
 def decode(session: Session, streams: int, depth: int, steps: int = 48) -> None:

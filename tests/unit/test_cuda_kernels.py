@@ -42,7 +42,7 @@ def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch
     monkeypatch.setattr(device, "installed", lambda package: "2.11.0")
 
     bid = device.bid(facts("NVIDIA H200"), BackendOptions())
-    refused = device.bid(facts("NVIDIA H200"), BackendOptions(activation_dtype="float32", kv_dtype="int8"))
+    refused = device.bid(facts("NVIDIA H200"), BackendOptions(activation_dtype="float32", kv_dtype="int4"))
 
     assert bid.capability is not None
     assert {"Q4_K", "Q6_K", "Q8_0", "F16"} <= bid.capability.quant_types
@@ -50,7 +50,7 @@ def test_the_backend_bids_for_what_it_packs_and_refuses_other_dtypes(monkeypatch
     assert bid.capability.sizes.kv_cache_bytes == 1 << 35
     assert refused.capability is None
     assert "--activation-dtype float32" in refused.reason
-    assert "--kv-dtype int8" in refused.reason
+    assert "--kv-dtype int4" in refused.reason
 
 
 def test_the_backend_does_not_bid_with_a_torch_that_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {"POCKETLLM_THREADS": "two"}, "", ["POCKETLLM_THREADS", "'two'", "whole number"]),
         ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),
         ({}, {"POCKETLLM_BLOCK_SIZE": "1.5"}, "", ["POCKETLLM_BLOCK_SIZE", "whole number"]),
-        ({"kv_dtype": "fp8"}, {}, "", ["--kv-dtype 'fp8' is", "float16, bfloat16, int8, float32"]),
+        ({"kv_dtype": "fp4"}, {}, "", ["--kv-dtype 'fp4' is", "float16, bfloat16, fp8_e4m3, int8, float32"]),
         ({}, {"POCKETLLM_ACTIVATION_DTYPE": "int4"}, "", ["activation_dtype='int4'", "int8, mixed, int16, float32"]),
         ({}, {"POCKETLLM_MODEL": " "}, "", ["model", "POCKETLLM_MODEL", "empty"]),
         ({}, {}, "[engine]\nreserve = 1.5\n", ["reserve=1.5", "pocketllm.toml"]),

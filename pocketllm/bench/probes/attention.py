@@ -50,7 +50,7 @@ class Places:
 
 def paged_attention(setting: Setting, shape: Shape) -> Iterator[Case]:
     """Over keys and values of every head."""
-    ops, element = setting.ops, setting.capability.kv_element_bytes
+    ops, element = setting.ops, setting.cached_bytes(shape.key_dim)
     spec = AttentionSpec(shape.num_heads, shape.num_kv_heads, shape.key_dim, 1 / math.sqrt(shape.key_dim))
     kv_width, q_width = shape.num_kv_heads * shape.key_dim, shape.num_heads * shape.key_dim
     places = Places(setting, 2 * kv_width * element)
@@ -89,9 +89,9 @@ def paged_attention(setting: Setting, shape: Shape) -> Iterator[Case]:
 
 def latent_attention(setting: Setting, shape: Shape) -> Iterator[Case]:
     """Over rows that all heads share."""
-    ops, element = setting.ops, setting.capability.kv_element_bytes
-    spec = LatentAttentionSpec(shape.num_heads, shape.rank, shape.key_dim, 1 / math.sqrt(shape.key_dim))
     width = shape.rank + shape.key_dim
+    ops, element = setting.ops, setting.cached_bytes(width)
+    spec = LatentAttentionSpec(shape.num_heads, shape.rank, shape.key_dim, 1 / math.sqrt(shape.key_dim))
     places = Places(setting, width * element)
     cache = ops.new_latent_cache(1, width, places.num_blocks, BLOCK_SIZE)
     for rows, batch in places.all_tokens():

@@ -184,6 +184,10 @@ class Setting:
         each = self.capability.weight_bytes_per_element.get(quant_type)
         return num_bytes_of(quant_type, elements) if each is None else elements * each
 
+    def cached_bytes(self, dim: int) -> float:
+        """Of a number in the cache, with its share of the scale that `dim` of them may have."""
+        return self.capability.kv_element_bytes + self.capability.kv_scale_bytes / dim
+
     def peer_product(self, rows: int, width: int, out: int) -> Calls:
         """The same calls for all quant types."""
         key = rows, width, out

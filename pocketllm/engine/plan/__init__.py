@@ -268,9 +268,13 @@ def unmet_capabilities(
     options: SizedOptions, family: ModelFamily, capability: BackendCapability, metadata: Mapping[str, Any]
 ) -> list[str]:
     """What the options and the family need and the backend, or the family, does not have."""
+    missing = sorted(family.capability.ops_of(metadata) - capability.ops)
     reasons = [
-        f"backend {capability.name} has no op {op}, which family {family.architecture} needs"
-        for op in sorted(family.capability.ops_of(metadata) - capability.ops)
+        f"backend {capability.name} has no op {op}"
+        + (f" with --kv-dtype {capability.kv_dtype}" if op in capability.wider_ops else "")
+        + f", which family {family.architecture} needs"
+        + (": take --kv-dtype float16" if op in capability.wider_ops else "")
+        for op in missing
     ]
     width = family.capability.max_num_seqs
     if width is not None and options.max_num_seqs > width:

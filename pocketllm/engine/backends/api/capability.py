@@ -49,7 +49,7 @@ class BackendCapability:
     kv_dtype: str
     """What cached keys and values are kept in."""
     ops: frozenset[str]
-    """Names of the `Ops` methods it has."""
+    """Names of the `Ops` methods it has, with a cache in `kv_dtype`."""
     quant_types: frozenset[str]
     """GGUF type names whose matrices it can keep."""
     weight_bytes_per_element: Mapping[str, float]
@@ -66,6 +66,8 @@ class BackendCapability:
     """Memory that weights and cache may use; None when it cannot be read."""
     numerics_version: str
     """Changes whenever the same input may give other bits; part of a golden's hard key."""
+    wider_ops: frozenset[str] = frozenset()
+    """Those that it has with a cache of wider numbers alone."""
     sizes: StepSizes = StepSizes()
     """Of steps and of their cache, where the user names none."""
     step_widths: tuple[int, ...] = (1,)

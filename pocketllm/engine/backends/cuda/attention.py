@@ -21,6 +21,8 @@ SPLIT, SPLIT_TILE = 256, 64
 """Keys in one split of a decode step, and of those that are multiplied at once; part of the numerics version."""
 SPLIT_STAGES, SPLIT_WARPS = 3, 8
 """Tiles that are on their way or being multiplied; no sum depends on it."""
+SPLIT_REGISTERS = {1: {"maxnreg": 128}}
+"""Of a thread, by the bytes of a kept number: two programs share a multiprocessor, as of wider ones they do untold."""
 UNDER_WAY_BYTES = 1 << 16
 """Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
@@ -55,7 +57,21 @@ class PagedCache:
     """Whether a batch's window_table and window_slots are of its blocks."""
     is_invariant: bool = False
     """Whether splits of a sequence's keys must not depend on how many sequences a step has."""
+    key_scales: Sequence[Tensor] = ()
+    value_scales: Sequence[Tensor] = ()
+    """What numbers of eight bits are multiplied by, float32 [blocks, heads, block_size]; none of wider ones."""
     counters: dict[int, Tensor] = field(default_factory=dict)
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a kernel takes: keys, values and their scales; without any, something that it does not read."""
+        keys, values = self.keys[layer], self.values[layer]
+        if not self.key_scales:
+            return keys, values, keys, values
+        return keys, values, self.key_scales[layer], self.value_scales[layer]
+
+    def tensors(self) -> list[Tensor]:
+        """All that lies in blocks."""
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
     def arrivals(self, count: int) -> Tensor:
         """`count` zeros at least, int32: splits count themselves there, and the last one puts its zero back, so layers
@@ -103,13 +119,14 @@ class Heads:
         return out
 
 
-def store(k: Heads, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+def store(k: Heads, v: Tensor, cache: PagedCache, layer: int, slots: Tensor) -> None:
     """Write a step's keys and values at their slots."""
     x, weight, angles, eps, num_freq = k.arguments()
+    keys, values, *scales = cache.of(layer)
     heads, v_dim = keys.shape[2], values.shape[3]
     store_kernel[(len(x), heads)](
-        x, v, weight, angles, keys, values, slots, x.stride(0), v.stride(0), heads, eps, num_freq,
-        V_DIM=v_dim, V_BLOCK=triton.next_power_of_2(v_dim), **k.constants(), num_warps=1,
+        x, v, weight, angles, keys, values, *scales, slots, x.stride(0), v.stride(0), heads, eps, num_freq,
+        V_DIM=v_dim, V_BLOCK=triton.next_power_of_2(v_dim), TOKENS=keys.shape[1], **k.constants(), num_warps=1,
     )  # fmt: skip
 
 
@@ -130,7 +147,8 @@ def attend(
     halves: where the same is written for the next product, of a single row. `new`: of a step of single tokens alone.
     sinks: [heads] a score more for each softmax, which has no value.
     """
-    keys, values = cache.keys[layer], cache.values[layer]
+    kept = cache.of(layer)
+    keys, values = kept[:2]
     out = torch.empty(len(q.x), spec.num_heads * values.shape[3], dtype=torch.float32, device=q.x.device)
     shape = q.constants()
     constants = {
@@ -143,18 +161,19 @@ def attend(
     if len(batch.single_seqs):
         arrivals = cache.arrivals(len(batch.single_seqs) * keys.shape[2])
         whole = SPLIT if cache.is_invariant or len(batch.single_seqs) == 1 else WHOLE * SPLIT
-        attend_singles(q, own_sinks, keys, values, batch, spec, constants, new, arrivals, out, halves, whole)
+        attend_singles(q, own_sinks, kept, batch, spec, constants, new, arrivals, out, halves, whole)
     if len(batch.tile_seqs):
-        attend_tiles(q, own_sinks, keys, values, batch, spec, constants, out)
+        attend_tiles(q, own_sinks, kept, batch, spec, constants, out)
     return out
 
 
 def attend_singles(
-    q: Heads, sinks: Tensor, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec,
+    q: Heads, sinks: Tensor, kept: tuple[Tensor, ...], batch: DeviceBatch, spec: AttentionSpec,
     constants: dict[str, int | bool], new: New | None, arrivals: Tensor, out: Tensor, halves: Halves | None, whole: int,
 ) -> None:  # fmt: skip
     """Sequences with one token: each split of their keys by itself, put together by the last of them."""
     x, weight, angles, eps, num_freq = q.arguments()
+    keys, values = kept[:2]
     singles, heads, kv_heads, v_dim = len(batch.single_seqs), spec.num_heads, keys.shape[2], values.shape[3]
     splits, group, units = -(-batch.max_length // SPLIT), heads // kv_heads, units_of(out.shape[1])
     parts = torch.empty(singles, heads, splits, v_dim, dtype=torch.float32, device=x.device)
@@ -166,7 +185,7 @@ def attend_singles(
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
     kernels.split_kernel[(singles, kv_heads, splits)](
-        x, weight, angles, k, k_weight, v, sinks, batch.slot_mapping, keys, values, batch.block_table, batch.seq_lens,
+        x, weight, angles, k, k_weight, v, sinks, batch.slot_mapping, *kept, batch.block_table, batch.seq_lens,
         batch.single_seqs, batch.single_tokens, parts, marks, arrivals, out,
         *((out, out) if halves is None else (halves.words, halves.marks)),
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
@@ -174,21 +193,22 @@ def attend_singles(
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
         WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
-        num_warps=SPLIT_WARPS,
+        num_warps=SPLIT_WARPS, **SPLIT_REGISTERS.get(keys.element_size(), {}),
     )  # fmt: skip
 
 
 def attend_tiles(
-    q: Heads, sinks: Tensor, keys: Tensor, values: Tensor, batch: DeviceBatch, spec: AttentionSpec,
+    q: Heads, sinks: Tensor, kept: tuple[Tensor, ...], batch: DeviceBatch, spec: AttentionSpec,
     constants: dict[str, int | bool], out: Tensor,
 ) -> None:  # fmt: skip
     """Sequences with more tokens: each tile of them by itself."""
     x, weight, angles, eps, num_freq = q.arguments()
+    keys = kept[0]
     kernels.tiles_kernel[(len(batch.tile_seqs), spec.num_heads)](
-        x, weight, angles, sinks, keys, values, batch.block_table, batch.seq_lens, batch.query_start_loc,
+        x, weight, angles, sinks, *kept, batch.block_table, batch.seq_lens, batch.query_start_loc,
         batch.tile_seqs, batch.tile_firsts, out, x.stride(0), batch.block_table.stride(0), spec.num_heads,
         keys.shape[2], eps, num_freq, spec.scale, spec.softcap or 0.0, spec.window or 0,
-        QUERIES=TILE_QUERIES, **tile_shape(constants["D_BLOCK"], constants["V_BLOCK"], keys.element_size()),
+        QUERIES=TILE_QUERIES, **tile_shape(constants["D_BLOCK"], constants["V_BLOCK"], max(2, keys.element_size())),
         **constants,
     )  # fmt: skip
 

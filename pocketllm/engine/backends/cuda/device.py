@@ -16,7 +16,11 @@ NAME = "cuda"
 RANK = 20
 ACTIVATION_DTYPE = "int16"
 KV_DTYPE = "float16"
-KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+KV_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
+SCALE_BYTES = 4
+"""Bytes of the scale that each key or value of a head has where its numbers take one byte."""
+FP8_CAPABILITY = 8.9
+"""Compute capability of the first GPUs that know numbers of type fp8_e4m3."""
 OPS = frozenset(
     {"load_matrix", "load_vector", "new_kv_cache", "embed", "rms_norm", "project", "project_add", "rope_angles", "rope"}
     | {"store_kv", "attention", "silu_mul", "gelu_mul", "add", "take", "to_numpy", "synchronize", "capture"}
@@ -28,6 +32,8 @@ OPS = frozenset(
     | {"new_states", "copy_states", "causal_conv", "gated_delta", "kimi_delta", "hadamard", "copy_blocks"}
     | {"select_groups", "selected_attention", "ngram_embed", "gate_streams", "add_gated"}
 )
+WIDER_OPS = OPS & {"new_latent_cache", "new_compressed_cache"}
+"""What has kernels for numbers of two bytes and more alone."""
 RESERVED_BYTES = 2 << 30
 """What the driver's context, the kernels, graphs and the buffer for unpacked tiles take."""
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = WIDTHS[-1], 2048, 4
@@ -60,10 +66,16 @@ def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
         problems.append(f"--activation-dtype {options.activation_dtype}: this backend has {ACTIVATION_DTYPE} only")
     if options.kv_dtype is not None and options.kv_dtype not in KV_ELEMENT_BYTES:
         problems.append(f"--kv-dtype {options.kv_dtype}: this backend has {', '.join(KV_ELEMENT_BYTES)}")
+    capability = compute_capability() if options.kv_dtype == "fp8_e4m3" else None
+    if capability is not None and capability < FP8_CAPABILITY:
+        problems.append(
+            f"--kv-dtype fp8_e4m3: this GPU has compute capability {capability}, and such numbers begin with "
+            f"{FP8_CAPABILITY}: take int8"
+        )
     if problems:
         return BackendBid(NAME, None, "; ".join(problems))
-    capability = declare(facts, options)
-    return BackendBid(NAME, capability, f"{capability.device_name}, triton {installed('triton')}")
+    declared = declare(facts, options)
+    return BackendBid(NAME, declared, f"{declared.device_name}, triton {installed('triton')}")
 
 
 def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
@@ -71,6 +83,7 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
     from pocketllm.engine.backends.cuda.layouts import BYTES_PER_ELEMENT
 
     kv_dtype, memory = options.kv_dtype or KV_DTYPE, gpu_memory()
+    has_scales = KV_ELEMENT_BYTES[kv_dtype] == 1
     return BackendCapability(
         name=NAME,
         device="cuda",
@@ -79,15 +92,16 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
         threads=options.threads or 1,
         activation_dtype=ACTIVATION_DTYPE,
         kv_dtype=kv_dtype,
-        ops=OPS,
+        ops=OPS - WIDER_OPS if has_scales else OPS,
         quant_types=frozenset(BYTES_PER_ELEMENT),
         weight_bytes_per_element=BYTES_PER_ELEMENT,
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
-        kv_scale_bytes=0,
+        kv_scale_bytes=SCALE_BYTES if has_scales else 0,
         attention_scratch_bytes=0,
         batch_invariant_width=INVARIANT_WIDTH if options.batch_invariant else BATCH_INVARIANT_WIDTH,
         memory_bytes=None if memory is None else max(0, memory.free - RESERVED_BYTES),
         numerics_version=f"{NUMERICS_VERSION}-{ACTIVATION_DTYPE}-{kv_dtype}" + "-invariant" * options.batch_invariant,
+        wider_ops=WIDER_OPS if has_scales else frozenset(),
         sizes=step_sizes(memory),
         step_widths=WIDTHS,
         max_steps_in_flight=2,
@@ -113,11 +127,23 @@ class Memory(NamedTuple):
 @cache
 def gpu_memory() -> Memory | None:
     """What the driver's tool says now; None when it cannot be asked."""
-    query = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "--id=0"]
+    answer = asked("memory.free,memory.total")
+    return None if answer is None else Memory(*(int(mib) << 20 for mib in answer))
+
+
+@cache
+def compute_capability() -> float | None:
+    """Of the first GPU; None when the driver's tool cannot be asked."""
+    answer = asked("compute_cap")
+    return None if answer is None else answer[0]
+
+
+def asked(names: str) -> list[float] | None:
+    """What the driver's tool says of the first GPU, memory in MiB; None when it cannot be asked."""
+    query = ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-        free, total = answer.stdout.split("\n")[0].split(",")
-        return Memory(int(free) << 20, int(total) << 20)
+        return [float(word) for word in answer.stdout.split("\n")[0].split(",")]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 

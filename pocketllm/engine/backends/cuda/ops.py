@@ -52,7 +52,10 @@ from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.steps.kinds import Apart
 
-KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+KV_DTYPES = {
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8,
+}  # fmt: skip
 
 
 class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
@@ -97,18 +100,21 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         in_windows: bool = False,
     ) -> PagedCache:
         """Zeros."""
-        shape = (num_blocks, block_size, num_kv_heads)
 
-        def zeros(dim: int) -> list[Tensor]:
-            each = (*shape, dim)
-            return [torch.zeros(each, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
+        def zeros(dtype: torch.dtype, *each: int) -> list[Tensor]:
+            return [torch.zeros(num_blocks, *each, dtype=dtype, device=self._device) for _ in range(num_layers)]
 
-        return PagedCache(zeros(key_dim), zeros(value_dim), in_windows, self._products.is_invariant)
+        keys, values = (zeros(self._kv_dtype, block_size, num_kv_heads, dim) for dim in (key_dim, value_dim))
+        how = in_windows, self._products.is_invariant
+        if self._kv_dtype.itemsize > 1:
+            return PagedCache(keys, values, *how)
+        key_scales, value_scales = (zeros(torch.float32, num_kv_heads, block_size) for _ in range(2))
+        return PagedCache(keys, values, *how, key_scales, value_scales)
 
     def copy_blocks(
         self, cache: PagedCache | LatentCache | CompressedCache, sources: Int32Array, targets: Int32Array
     ) -> None:
-        layers = [*cache.keys, *cache.values] if isinstance(cache, PagedCache) else cache.rows
+        layers = cache.tensors() if isinstance(cache, PagedCache) else cache.rows
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             for kept in layers:
                 kept[target] = kept[source]
@@ -179,7 +185,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         """Put what was put off into the cache."""
         if self._new is not None:
             cache, layer, new, batch = self._new
-            store(new.k, new.v, cache.keys[layer], cache.values[layer], batch.slot_mapping)
+            store(new.k, new.v, cache, layer, batch.slot_mapping)
         self._new = None
 
     def attention(self, q: Rows, cache: PagedCache, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Rows:

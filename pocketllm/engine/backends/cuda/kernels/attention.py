@@ -8,17 +8,16 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.kernels.heads import read_heads
+from pocketllm.engine.backends.cuda.kernels.kept import (
+    add_values,
+    keep,
+    multiplied,
+    narrowed,
+    scales_at,
+    score_scale,
+)
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 from pocketllm.engine.backends.cuda.kernels.rows import exponential_tanh, write_bytes
-
-
-@triton.jit
-def read_keys(
-    cache, table, position, is_in, head, heads, BLOCK: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr
-):
-    """Keys or values at positions of a sequence, [positions, D_BLOCK]; zeros where is_in is false."""
-    block = tl.load(table + position // BLOCK, mask=is_in, other=0)
-    return read_slots(cache, block, position, is_in, head, heads, BLOCK, DIM, D_BLOCK)
 
 
 @triton.jit
@@ -31,11 +30,11 @@ def block_of(table, position, end, BLOCK: tl.constexpr):
 def read_slots(
     cache, block, position, is_in, head, heads, BLOCK: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr
 ):
-    """Keys or values at positions of blocks, [positions, D_BLOCK]; zeros where is_in is false."""
+    """Keys or values at positions of blocks, [positions, D_BLOCK]; zeros where is_in is false. Without their scales."""
     slot = block.to(tl.int64) * BLOCK + position % BLOCK
     d = tl.arange(0, D_BLOCK)[None, :]
     at = (slot[:, None] * heads + head) * DIM + d
-    return tl.load(cache + at, mask=is_in[:, None] & (d < DIM), other=0.0)
+    return multiplied(tl.load(cache + at, mask=is_in[:, None] & (d < DIM), other=0.0), cache)
 
 
 @triton.jit
@@ -63,12 +62,12 @@ def opened(sinks, head, has_sink, ROWS: tl.constexpr, HAS_SINKS: tl.constexpr):
 
 @triton.jit
 def read_new(
-    k, k_weight, v, angles, token, head, behind, k_stride, v_stride, eps, num_freq, keys,
+    k, k_weight, v, angles, token, head, behind, k_stride, v_stride, eps, num_freq, keys, values,
     DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
     ROTATION: tl.constexpr,
 ):  # fmt: skip
-    """A token's own key and value of one head as the cache would give them back: [1, D_BLOCK], [1, V_BLOCK]; zeros
-    where behind is not 0."""
+    """A token's own key and value of one head as the cache keeps them, each with its scale: [1, D_BLOCK], [1],
+    [1, V_BLOCK], [1]; zeros where behind is not 0."""
     one = tl.full([1, 1], 0, tl.int64)
     key = read_heads(
         k, one + token.to(tl.int64) * k_stride + head * DIM, one + token, one + behind == 0, k_weight, eps, angles,
@@ -78,36 +77,29 @@ def read_new(
     value = tl.load(
         v + token.to(tl.int64) * v_stride + head * V_DIM + e, mask=(e < V_DIM) & (e * 0 + behind == 0), other=0.0
     )
-    return key.to(keys.dtype.element_ty), value.to(keys.dtype.element_ty)
-
-
-@triton.jit
-def write_new(
-    keys, values, key, value, place,
-    DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Put one head's key and value where the cache has them; nowhere where that is below 0."""
-    d, e = tl.arange(0, D_BLOCK)[None, :], tl.arange(0, V_BLOCK)[None, :]
-    tl.store(keys + place * DIM + d, key, mask=(d < DIM) & (d + place >= d))
-    tl.store(values + place * V_DIM + e, value, mask=(e < V_DIM) & (e + place >= e))
+    key, key_scale = narrowed(key, keys)
+    value, value_scale = narrowed(value, values)
+    return key, key_scale, value, value_scale
 
 
 @triton.jit
 def add_keys(
-    state, own, keys, values, block, first, low, end, head, kv_heads, scale, softcap, TILE: tl.constexpr,
-    DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
+    state, own, keys, values, key_scales, value_scales, block, first, low, end, head, kv_heads, scale,
+    softcap, TILE: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """A tile of cached keys and their values added to the largest scores, sums and acc of queries."""
     largest, total, acc = state
     position = first + tl.arange(0, TILE)
     is_in = (position >= low) & (position < end)
     some = read_slots(keys, block, position, is_in, head, kv_heads, BLOCK, DIM, D_BLOCK)
-    scores = scores_of(own, some, scale, softcap, is_in[None, :], HAS_SOFTCAP)
+    at = scales_at(block, position, head, kv_heads, BLOCK)
+    by = score_scale(scale, keys, key_scales + at, is_in)
+    scores = scores_of(own, some, by, softcap, is_in[None, :], HAS_SOFTCAP)
     new = tl.maximum(largest, tl.max(scores, 1))
     weights, shrink = tl.exp(scores - new[:, None]), tl.exp(largest - new)
     some = read_slots(values, block, position, is_in, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
-    acc = tl.dot(weights.to(some.dtype), some, acc * shrink[:, None])
+    acc = add_values(acc * shrink[:, None], weights, some, values, value_scales + at, is_in)
     return new, total * shrink + tl.sum(weights, 1), acc
 
 
@@ -164,9 +156,9 @@ def merged(
 
 @triton.jit
 def split_kernel(
-    q, weight, angles, k, k_weight, v, sinks, slots, keys, values, table, lengths, seqs, tokens, parts, marks, arrivals,
-    out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads, num_splits, eps, k_eps, num_freq,
-    scale, softcap, window, units,
+    q, weight, angles, k, k_weight, v, sinks, slots, keys, values, key_scales, value_scales, table, lengths, seqs,
+    tokens, parts, marks, arrivals, out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads,
+    num_splits, eps, k_eps, num_freq, scale, softcap, window, units,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
     TILE: tl.constexpr, AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
@@ -197,17 +189,18 @@ def split_kernel(
         own = read_heads(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
             num_freq, DIM, D_BLOCK, HAS_NORM, ROTATION,
-        ).to(keys.dtype.element_ty)  # fmt: skip
+        )  # fmt: skip
+        own = multiplied(own, keys)
         own_table = table + seq.to(tl.int64) * table_stride
         cached = end
         if HAS_NEW:  # asked for before anything is computed
             cached = tl.minimum(end, length - 1)
             behind = length - end
-            new_key, new_value = read_new(
-                k, k_weight, v, angles, token, head, behind, k_stride, v_stride, k_eps, num_freq, keys,
+            new_key, key_scale, new_value, value_scale = read_new(
+                k, k_weight, v, angles, token, head, behind, k_stride, v_stride, k_eps, num_freq, keys, values,
                 DIM, D_BLOCK, V_DIM, V_BLOCK, HAS_NORM, ROTATION,
             )  # fmt: skip
-            place = tl.load(slots + token).to(tl.int64) * kv_heads + head
+            slot = tl.load(slots + token).to(tl.int64)
         row = tl.arange(0, ROWS)  # a sink is in the first split
         has_sink = (row < GROUP) & (row * 0 + split == low // size)
         largest, total = opened(sinks, head * GROUP + row, has_sink, ROWS, HAS_SINKS)
@@ -218,20 +211,22 @@ def split_kernel(
             own_block = block  # known before its keys are asked for, so that several tiles are on their way
             block = block_of(own_table, first + TILE + tl.arange(0, TILE), cached, BLOCK)
             largest, total, acc = add_keys(
-                (largest, total, acc), own, keys, values, own_block, first, low, cached, head, kv_heads, scale,
-                softcap, TILE, DIM, D_BLOCK, V_DIM, V_BLOCK, BLOCK, HAS_SOFTCAP,
+                (largest, total, acc), own, keys, values, key_scales, value_scales, own_block, first, low, cached, head,
+                kv_heads, scale, softcap, TILE, DIM, D_BLOCK, V_DIM, V_BLOCK, BLOCK, HAS_SOFTCAP,
             )  # fmt: skip
         if HAS_NEW:
-            place = tl.where(behind == 0, place, -1)
-            write_new(keys, values, new_key, new_value, place, DIM, D_BLOCK, V_DIM, V_BLOCK)
-            score = tl.sum(own.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+            slot = tl.where(behind == 0, slot, -1)
+            keep(keys, key_scales, new_key, key_scale, slot, head, kv_heads, BLOCK, DIM, D_BLOCK)
+            keep(values, value_scales, new_value, value_scale, slot, head, kv_heads, BLOCK, V_DIM, V_BLOCK)
+            new_key, new_value = multiplied(new_key, keys), multiplied(new_value, values).to(tl.float32)
+            score = tl.sum(own.to(tl.float32) * new_key.to(tl.float32), 1) * (scale * key_scale)
             if HAS_SOFTCAP:
                 score = softcap * exponential_tanh(score / softcap)
             score = tl.where(behind == 0, score, float("-inf"))
             new = tl.maximum(largest, score)
             shrink, own_weight = tl.exp(largest - new), tl.exp(score - new)
             total = total * shrink + own_weight
-            acc = acc * shrink[:, None] + own_weight[:, None] * new_value.to(tl.float32)
+            acc = acc * shrink[:, None] + own_weight[:, None] * (new_value * value_scale[:, None])
             largest = new
         first_split, last_split = low // size, tl.cdiv(length, size)
         if last_split - first_split == 1:
@@ -261,8 +256,8 @@ def split_kernel(
 
 @triton.jit
 def tiles_kernel(
-    q, weight, angles, sinks, keys, values, table, lengths, starts, tile_seqs, tile_firsts, out,
-    q_stride, table_stride, heads, kv_heads, eps, num_freq, scale, softcap, window,
+    q, weight, angles, sinks, keys, values, key_scales, value_scales, table, lengths, starts, tile_seqs, tile_firsts,
+    out, q_stride, table_stride, heads, kv_heads, eps, num_freq, scale, softcap, window,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -280,7 +275,8 @@ def tiles_kernel(
     own = read_heads(
         q, token * q_stride + head * DIM, token, is_row[:, None], weight, eps, angles, num_freq,
         DIM, D_BLOCK, HAS_NORM, ROTATION,
-    ).to(keys.dtype.element_ty)  # fmt: skip
+    )  # fmt: skip
+    own = multiplied(own, keys)
     low = 0
     if HAS_WINDOW:
         low = tl.maximum(length - (stop - start) + first_query - window + 1, 0)
@@ -293,15 +289,17 @@ def tiles_kernel(
         is_seen = (position[None, :] <= own_position[:, None]) & is_in[None, :]
         if HAS_WINDOW:
             is_seen &= position[None, :] > own_position[:, None] - window
-        own_table = table + seq.to(tl.int64) * table_stride
-        some = read_keys(keys, own_table, position, is_in, head // GROUP, kv_heads, BLOCK, DIM, D_BLOCK)
-        scores = scores_of(own, some, scale, softcap, is_seen, HAS_SOFTCAP)
+        block = block_of(table + seq.to(tl.int64) * table_stride, position, end, BLOCK)
+        some = read_slots(keys, block, position, is_in, head // GROUP, kv_heads, BLOCK, DIM, D_BLOCK)
+        at = scales_at(block, position, head // GROUP, kv_heads, BLOCK)
+        scores = scores_of(own, some, score_scale(scale, keys, key_scales + at, is_in), softcap, is_seen, HAS_SOFTCAP)
         new = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp(scores - new[:, None])
         shrink = tl.exp(largest - new)
         total = total * shrink + tl.sum(weights, 1)
-        some = read_keys(values, own_table, position, is_in, head // GROUP, kv_heads, BLOCK, V_DIM, V_BLOCK)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(some.dtype), some)
+        some = read_slots(values, block, position, is_in, head // GROUP, kv_heads, BLOCK, V_DIM, V_BLOCK)
+        none = tl.zeros([QUERIES, V_BLOCK], tl.float32)
+        acc = acc * shrink[:, None] + add_values(none, weights, some, values, value_scales + at, is_in)
         largest = new
     e = tl.arange(0, V_BLOCK)[None, :]
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]

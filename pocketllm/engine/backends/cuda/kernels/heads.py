@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from pocketllm.engine.backends.cuda.kernels.kept import keep, narrowed
 from pocketllm.engine.backends.cuda.kernels.launch import wait
 
 NO_ROTATION, ADJACENT, HALF_SPLIT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -81,11 +82,12 @@ def heads_kernel(
 
 @triton.jit
 def store_kernel(
-    k, v, weight, angles, keys, values, slots, k_stride, v_stride, heads, eps, num_freq,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
-    ROTATION: tl.constexpr,
+    k, v, weight, angles, keys, values, key_scales, value_scales, slots, k_stride, v_stride, heads, eps, num_freq,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
 ):  # fmt: skip
-    """Write one head's key and value of one token into the cache; a token without a slot (-1) is left out."""
+    """Write one head's key and value of one token into the cache, of blocks of TOKENS; a token without a slot (-1) is
+    left out."""
     wait()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token).to(tl.int64)
@@ -94,9 +96,9 @@ def store_kernel(
         k, one + token * k_stride + head * DIM, one + token, one == 0, weight, eps, angles, num_freq,
         DIM, BLOCK, HAS_NORM, ROTATION,
     )  # fmt: skip
-    d = tl.arange(0, BLOCK)[None, :]
-    tl.store(keys + (slot * heads + head) * DIM + d, key.to(keys.dtype.element_ty), mask=(d < DIM) & (one + slot >= 0))
-    e = tl.arange(0, V_BLOCK)
+    numbers, scale = narrowed(key, keys)
+    keep(keys, key_scales, numbers, scale, slot, head, heads, TOKENS, DIM, BLOCK)
+    e = tl.arange(0, V_BLOCK)[None, :]
     value = tl.load(v + token * v_stride + head * V_DIM + e, mask=e < V_DIM, other=0.0)
-    to = values + (slot * heads + head) * V_DIM + e
-    tl.store(to, value.to(values.dtype.element_ty), mask=(e < V_DIM) & (e * 0 + slot >= 0))
+    numbers, scale = narrowed(value, values)
+    keep(values, value_scales, numbers, scale, slot, head, heads, TOKENS, V_DIM, V_BLOCK)

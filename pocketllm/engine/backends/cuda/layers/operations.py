@@ -23,6 +23,12 @@ class Operations:
     """What is made once of small things that a model holds, by their identities, with those things: tables that
     captured steps read stay where they are."""
 
+    @property
+    def _unscaled_dtype(self) -> torch.dtype:
+        """Of caches whose kernels know no scales; the plan refuses those where numbers have eight bits."""
+        assert self._kv_dtype.itemsize > 1, self._kv_dtype
+        return self._kv_dtype
+
     def _are_few(self, rows: int) -> bool:
         """Whether rows are those of a decode step, in which all are computed alike."""
         return rows <= FEW_ROWS and not self._products.is_prompt

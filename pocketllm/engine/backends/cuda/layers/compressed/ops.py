@@ -26,7 +26,7 @@ class CompressedOps(Operations):
     ) -> CompressedCache:
         """Zeros."""
         shape = (num_blocks, -(-block_size // ratio), dim)
-        rows = [torch.zeros(shape, dtype=self._kv_dtype, device=self._device) for _ in range(num_layers)]
+        rows = [torch.zeros(shape, dtype=self._unscaled_dtype, device=self._device) for _ in range(num_layers)]
         return CompressedCache(rows, block_size, ratio)
 
     def compress(
