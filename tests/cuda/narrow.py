@@ -95,6 +95,9 @@ def attention() -> None:
             some = batch_of(table[ones], counts[ones], (lengths - counts)[ones])
             beside = cuda.to_numpy(attended(cuda, some, at=q[firsts[ones]]))
             assert np.array_equal(beside, got[firsts[ones]]), (kv_dtype, spec)
+            piece = batch_of(table[[1]], np.array([5]), np.array([0]))  # of a prompt that goes on later
+            alone = cuda.to_numpy(attended(cuda, piece, at=q[firsts[1] : firsts[1] + 5]))
+            assert np.array_equal(alone, got[firsts[1] : firsts[1] + 5]), (kv_dtype, spec)
 
 
 def steps() -> None:

@@ -79,13 +79,13 @@ def score_scale(scale, keys, scales, is_in):
 def add_values(acc, weights, some, values, scales, is_in):
     """acc + weights · some, [rows, width]: a tile of values as `multiplied` has them.
 
-    scales: pointers to theirs, read where is_in is true; all of a tile are divided by the largest, so that products of
-    weights and scales stay in float16's range.
+    scales: pointers to theirs, read where is_in is true. A row's weights with them are divided by the largest, so that
+    they fill float16's range; it is its own, of keys that it sees, whatever others the step has.
     """
     if values.dtype.element_ty.primitive_bitwidth == 8:
-        own = tl.load(scales, mask=is_in, other=0.0)
-        largest = tl.maximum(tl.max(own, 0), 1e-30)
-        acc += tl.dot((weights * (own / largest)[None, :]).to(some.dtype), some) * largest
+        weights *= tl.load(scales, mask=is_in, other=0.0)[None, :]
+        largest = tl.maximum(tl.max(weights, 1), 1e-30)
+        acc += tl.dot((weights * (1 / largest)[:, None]).to(some.dtype), some) * largest[:, None]
     else:
         acc = tl.dot(weights.to(some.dtype), some, acc)
     return acc

@@ -22,7 +22,8 @@ class LatentOps(Operations):
     def new_latent_cache(self, num_layers: int, dim: int, num_blocks: int, block_size: int) -> LatentCache:
         """Zeros."""
         shape = (num_blocks, block_size, dim)
-        return LatentCache([torch.zeros(shape, dtype=self._unscaled_dtype, device=self._device) for _ in range(num_layers)])
+        rows = [torch.zeros(shape, dtype=self._unscaled_dtype, device=self._device) for _ in range(num_layers)]
+        return LatentCache(rows)
 
     def project_heads(self, x: Any, weight: ExpertMatrices) -> Tensor:
         rows = written(x)
