@@ -59,6 +59,7 @@ class Session:
     def renew(self) -> None:
         """An empty cache."""
         self.cache: Any = None
+        self.captured: Any = None  # it has the last one
         self.cache = cache = self.model.kv_spec.allocate(self.ops, self.sequences * self.blocks, BLOCK, self.sequences)
         self.captured = self.ops.capture(lambda batch: self.model.forward(batch, cache), 4096)
 
