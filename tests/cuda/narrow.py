@@ -67,6 +67,7 @@ def attention() -> None:
     k, v = (RANDOM.standard_normal((lengths.sum(), heads, dim)).astype(np.float32) for dim in shape)
     k[..., 3] *= 30.0  # a channel that outshines the others
     v *= 10.0 ** RANDOM.uniform(-6, 3, (lengths.sum(), 1, 1))  # tokens next to one another have other scales
+    v[lengths[0] + 8] *= 1e5  # a scale that tokens before it, in the same tile, must not feel
     k, v = (x.astype(np.float32).reshape(len(x), -1) for x in (k, v))
     q = RANDOM.standard_normal((counts.sum(), 6 * shape[0])).astype(np.float16).astype(np.float32)
     sinks = np.array([3.0, -30.0, 0.5, 30.0, 0.0, -1.0], np.float32)
