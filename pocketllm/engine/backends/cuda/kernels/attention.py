@@ -7,12 +7,12 @@ running form (Dao et al. 2022, arXiv 2205.14135; splits: Dao 2023, "Flash-Decodi
 import triton
 import triton.language as tl
 
-from pocketllm.engine.backends.cuda.kernels.heads import read_heads
-from pocketllm.engine.backends.cuda.kernels.kept import (
+from pocketllm.engine.backends.cuda.kernels.heads import (
     add_values,
     keep,
     multiplied,
     narrowed,
+    read_heads,
     scales_at,
     score_scale,
 )
