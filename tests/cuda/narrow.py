@@ -67,7 +67,7 @@ def attention() -> None:
     k, v = (RANDOM.standard_normal((lengths.sum(), heads, dim)).astype(np.float32) for dim in shape)
     k[..., 3] *= 30.0  # a channel that outshines the others
     v *= 10.0 ** RANDOM.uniform(-6, 3, (lengths.sum(), 1, 1))  # tokens next to one another have other scales
-    v[lengths[0] + 8] *= 1e5  # a scale that tokens before it, in the same tile, must not feel
+    v[lengths[0] + 8] *= 1e6 / np.abs(v[lengths[0] + 8]).max()  # tokens before it, in the same tile, must not feel it
     k, v = (x.astype(np.float32).reshape(len(x), -1) for x in (k, v))
     q = RANDOM.standard_normal((counts.sum(), 6 * shape[0])).astype(np.float16).astype(np.float32)
     sinks = np.array([3.0, -30.0, 0.5, 30.0, 0.0, -1.0], np.float32)
@@ -90,7 +90,8 @@ def attention() -> None:
                 return ops.attention(rows(ops, at), cache, 0, step, spec)
 
             got, want = (ops.to_numpy(attended(ops)) for ops in (cuda, reference))
-            assert error(got, want) < 3e-4, (kv_dtype, spec, error(got, want))
+            far = max(error(*each) for each in zip(got, want, strict=True))
+            assert far < 1e-3, (kv_dtype, spec, far)
             ones = [row for row, count in enumerate(counts) if count == 1]
             firsts = np.cumsum(counts) - counts
             some = batch_of(table[ones], counts[ones], (lengths - counts)[ones])
