@@ -243,7 +243,7 @@ def profile(session: Session, streams: int, depth: int) -> None:
 
 
 if __name__ == "__main__":
-    asked(__doc__, ["check", "rates", "prefill", "profile", "types", "cases", "shape", "experts"])
+    asked(__doc__, ["check", "rates", "prefill", "profile", "types", "cases", "shape", "experts", "kv"])
     if "check" in sys.argv:
         check()
     if "rates" in sys.argv:

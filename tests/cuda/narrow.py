@@ -1,10 +1,9 @@
 """Checks of caches of eight bits, on a GPU, or on the CPU with TRITON_INTERPRET=1 as `tests/unit/test_cuda_narrow.py`
 does it.
 
-usage: python -m tests.cuda.narrow kept | attention | steps
+usage: python -m tests.cuda.narrow [kept] [attention] [steps]
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from tests.cuda.interpreted import batch_of, rows
 from tests.cuda.model import Session, error
 from tests.cuda.rounding import LARGEST, Rounding, kept_as
 from tests.cuda.synthetic import Synthetic
+from tests.cuda.words import asked
 
 RANDOM = np.random.default_rng(0)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,4 +127,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     PARTS: dict[str, Callable[[], None]] = {part.__name__: part for part in (kept, attention, steps)}
-    PARTS[sys.argv[1]]()
+    for part in asked(__doc__, PARTS):
+        PARTS[part]()
