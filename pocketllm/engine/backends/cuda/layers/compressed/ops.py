@@ -77,4 +77,4 @@ class CompressedOps(Operations):
         heads = q if isinstance(q, Heads) else Heads(written(q), spec.dim)
         far = None if cache is None else Far(cache, layer, selection)
         kept, in_splits = states.conv[state_layer], self._are_few(len(heads.x))
-        return attend(heads, written(rows), sinks, kept, self._of(batch), spec, far, self._kv_dtype, in_splits)
+        return attend(heads, written(rows), sinks, kept, self._of(batch), spec, far, self._unscaled_dtype, in_splits)
