@@ -22,8 +22,8 @@ MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
 
 POSITIVE = (
-    *("max_model_len", "kv_cache_bytes", "threads", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"),
-    *("block_size", "max_queued_requests"),
+    *("kv_cache_bytes", "threads", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size"),
+    "max_queued_requests",
 )
 """Options that count something there must be at least one of."""
 SWITCHABLE = frozenset(
@@ -82,6 +82,8 @@ class EngineOptions:
         for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"{self.said(name)} must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise OptionError(f"{self.said('max_model_len')} must be at least 2: a token of prompt and one of answer")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise OptionError(f"{self.said('threads')} must be at most {MAX_THREADS}")
         for name in ("watermark", "reserve"):
@@ -166,13 +168,17 @@ def refuse_unknown(values: Mapping[str, Any], where: str) -> None:
 def read_project_file(path: Path) -> dict[str, Any]:
     """The [engine] table of a project file; empty when there is no file. Raises OptionError naming the file."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("engine", {})
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path.name} is not valid TOML: {error}") from error
     except OSError as error:
         raise OptionError(f"{path.name} cannot be read: {error.strerror}") from error
+    outside = sorted(name for name, value in document.items() if name != "engine" and not isinstance(value, dict))
+    if outside:
+        raise OptionError(f"{path.name}: {outside[0]!r} stands in no table: write [engine] and the options below it")
+    table = document.get("engine", {})
     if not isinstance(table, dict):
         raise OptionError(f"{path.name}: engine={table!r} must be a table: write [engine] and the options below it")
     refuse_unknown(table, path.name)

@@ -273,7 +273,7 @@ def test_a_prompt_that_is_not_utf8(tiny_gguf: Path) -> None:
         (("--logprobs", "21", "--json"), "logprobs=21"),
         (("--logprobs", "1"), "--logprobs needs --json"),
         (("--stop", ""), "stop: a string"),
-        (("--max-model-len", "0"), "--max-model-len 0 must be at least 1"),
+        (("--max-model-len", "0"), "--max-model-len 0 must be at least 2"),
         (("--max-model-len", "1000000"), "1000000"),
         (("--threads", "0"), "--threads 0 must be at least 1"),
         (("--backend", "abacus"), "abacus"),

@@ -64,6 +64,8 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {}, "[engine]\nblock_size = inf\n", ["pocketllm.toml", "block_size=inf"]),
         ({}, {}, "[engine]\nwidth = 3\n", ["pocketllm.toml", "'width'", "max_num_seqs"]),
         ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
+        ({}, {}, "threads = 2\n", ["pocketllm.toml", "'threads'", "[engine]"]),
+        ({"max_model_len": 1}, {}, "", ["--max-model-len 1 must be at least 2", "prompt", "answer"]),
         ({}, {}, "[engine\n", ["pocketllm.toml", "not valid TOML"]),
         ({"widht": 3}, {}, "", ["'widht'", "known"]),
         (
