@@ -413,6 +413,7 @@ def test_sql_answers_as_text_csv_and_json(tmp_path: Path) -> None:
         {"arm": "b", "ratio": 1.04, "verdict": "SLOWER"}
     ]
     assert "views: runs, requests, slots, results" in call(tmp_path, "sql", "selec", expected=2).stderr
+    assert "not both" in call(tmp_path, "sql", query, "--csv", "--json", expected=2).stderr
 
 
 def test_sql_answers_json_holds_dates_inside_lists_and_loses_no_column(tmp_path: Path) -> None:

@@ -27,10 +27,13 @@ def sql(
 
     `describe results` lists a view's columns. The query sees records and no other file. Needs DuckDB (the extra `sql`).
     """
+    from pocketllm.errors import OptionError
     from pocketllm.evidence.query.frames import Frames
     from pocketllm.evidence.query.sql import ask
     from pocketllm.evidence.schema import plain
 
+    if as_csv and as_json:
+        raise OptionError("give --csv or --json, not both: there is one standard output")
     answer = ask(Frames.load(record_dir, on_problem=lambda error: say(f"warning: {error}")), query)
     rows = [[simple(value) for value in row] for row in answer.rows]
     if as_json:
