@@ -277,7 +277,9 @@ def test_keeping_a_record_prints_where_it_went_and_the_list_knows(folder: Path) 
 def test_a_file_that_is_no_record_is_not_looked_for_as_an_id(folder: Path) -> None:
     (folder / "model.gguf").write_bytes(b"GGUF")
 
-    assert "./model.gguf is no run record: those are .parquet files" in call("show", "./model.gguf", expected=2).stderr
+    for words in (["show"], ["keep"], ["verify"], ["export", "--to", "junit"]):
+        told = call(*words, "./model.gguf", expected=2).stderr
+        assert "./model.gguf is no run record: those are .parquet files" in told, words
 
 
 def test_what_must_not_be_kept_is_refused_with_exit_code_2(folder: Path) -> None:

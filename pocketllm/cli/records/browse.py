@@ -37,16 +37,6 @@ def ls(
         typer.echo(line)
 
 
-def refuse_other_file(run_id: str) -> None:
-    """RecordError for a file that is there and is named as no record is: its name would be taken for an id."""
-    from pocketllm.errors import RecordError
-    from pocketllm.evidence.journal import SUFFIX
-
-    path = Path(run_id)
-    if path.suffix and path.suffix not in (".parquet", SUFFIX) and path.is_file():
-        raise RecordError(f"{run_id} is no run record: those are .parquet files, and {SUFFIX} while a run goes on")
-
-
 def show(
     run_id: Id,
     record_dir: RecordDir = None,
@@ -61,7 +51,6 @@ def show(
 
     if rows and not as_json:
         raise OptionError("--rows needs --json")
-    refuse_other_file(run_id)
     record = read_record(run_id, search_dirs(record_dir))
     if as_json:
         value: dict[str, Any] = {"path": str(record.path), "complete": record.complete, "document": record.document}

@@ -159,6 +159,8 @@ def read_record(path_or_id: Path | str, dirs: Iterable[Path] | None = None) -> R
     prefix = str(path_or_id).strip().upper()
     found = record_files(search_dirs() if dirs is None else dirs)
     matches = [run_id for run_id in found if prefix and run_id.startswith(prefix)]
+    if not matches and prefix and Path(path_or_id).is_file():
+        raise RecordError(f"{path_or_id} is no run record: those are .parquet files, and {SUFFIX} while a run goes on")
     if not matches:
         raise RecordError(f"no record's id begins with {str(path_or_id)!r}; `pocketllm records ls` lists them")
     if len(matches) > 1:
