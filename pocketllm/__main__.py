@@ -1,5 +1,6 @@
 """The program `pocketllm`, and `python -m pocketllm`: the command line without its script on the path."""
 
+import errno
 import sys
 
 
@@ -15,6 +16,14 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:  # of help and version, which are printed while the command line is read
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        from pocketllm.cli.output import EXIT_REFUSED, lead_nowhere
+
+        print(f"error: the output: {error.strerror}; free some, or write elsewhere", file=sys.stderr)
+        lead_nowhere(sys.stdout)
+        sys.exit(EXIT_REFUSED)
     except SystemExit as end:
         sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
 

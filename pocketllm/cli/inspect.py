@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketllm.cli.output import command, say, write_json
+from pocketllm.cli.output import command, printable, say, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -261,11 +261,6 @@ def short(value: Any, most: int = 60) -> str:
         return str(value) if not isinstance(value, float) else f"{value:.7g}"
     text = printable(value[: most + 1])
     return text if len(value) <= most else f"{text[:most]}… ({len(value):,} characters)"
-
-
-def printable(text: str) -> str:
-    """A text that came from a file, with everything escaped that a terminal might obey."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def size_text(num_bytes: int) -> str:

@@ -83,13 +83,20 @@ def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def fail(error: PocketLLMError) -> None:
-    """Print a refusal: one sentence, or a headline and one line a reason."""
+    """Print a refusal: one sentence, or a headline and one line a reason.
+
+    A refusal may quote a file or a name, so everything but its line ends is escaped that a terminal might obey.
+    """
+    lines = [f"error: {error}"]
     if isinstance(error, UnsupportedFeatureError) and len(error.reasons) > 1:
-        say(f"error: {error.subject}:")
-        for reason in error.reasons:
-            say(f"  - {reason}")
-    else:
-        say(f"error: {error}")
+        lines = [f"error: {error.subject}:", *(f"  - {reason}" for reason in error.reasons)]
+    for line in "\n".join(lines).split("\n"):
+        say(printable(line))
+
+
+def printable(text: str) -> str:
+    """A text that came from a file or a stranger, with everything escaped that a terminal might obey."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def tell_bug() -> None:

@@ -16,18 +16,21 @@ from pocketllm import __main__ as program
 from pocketllm.cli import generate
 from pocketllm.cli.loading import progress_text
 from pocketllm.cli.main import app
+from pocketllm.cli.output import fail
 from pocketllm.engine.backends import select
 from pocketllm.engine.options import EngineOptions
+from pocketllm.errors import OptionError, UnsupportedFeatureError
 from tests.parity.tiny_families import TinyFamily, write_family
 
 FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="dev-full-missing")
-def test_a_full_disk_is_one_sentence_and_exit_code_2() -> None:
+@pytest.mark.parametrize("words", [["models", "--json"], ["--help"], ["--version"]])
+def test_a_full_disk_is_one_sentence_and_exit_code_2(words: list[str]) -> None:
     with FULL.open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "pocketllm", "models", "--json"],
+            [sys.executable, "-m", "pocketllm", *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -36,6 +39,19 @@ def test_a_full_disk_is_one_sentence_and_exit_code_2() -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: the output: No space left on device")
     assert "Traceback" not in done.stderr
+
+
+def test_a_refusal_that_quotes_a_file_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    fail(UnsupportedFeatureError("cannot run a (\x1b[31mred\x00)", ["\x9bone", "two\nthree"]))
+    fail(OptionError("no file 'mod\xe8le \u202e.gguf'"))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "error: cannot run a (\\x1b[31mred\\x00):",
+        "  - \\x9bone",
+        "  - two",
+        "three",
+        "error: no file 'mod\xe8le \\u202e.gguf'",
+    ]
 
 
 @pytest.mark.model

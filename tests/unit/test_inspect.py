@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pocketllm.cli.inspect import page, printable, report_on
+from pocketllm.cli.inspect import page, report_on
 from pocketllm.cli.main import app
+from pocketllm.cli.output import printable
 from pocketllm.engine.weights.checkpoint import open_checkpoint
 from pocketllm.engine.weights.inspection import inspect_checkpoint
 from pocketllm.errors import GGUFError
