@@ -244,6 +244,8 @@ def test_a_proposal_is_no_fixture(tmp_path: Path) -> None:
     assert folder.names() == []
     assert folder.pending_names() == ["capital"]
     assert folder.pending_answer("capital", KEY) == ANSWER
+    with pytest.raises(RecordError, match=r"case 'capital' .* proposed and not accepted: `pocketllm golden accept`"):
+        folder.cases(["capital"])
 
 
 def test_a_file_under_another_name_is_refused(tmp_path: Path) -> None:

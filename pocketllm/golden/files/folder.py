@@ -50,6 +50,9 @@ class FixtureFolder:
         """Accepted cases, all or the named ones; RecordError for a name that is not there."""
         known = self.names()
         for name in names:
+            if name not in known and name in self.pending_names():
+                how = "`pocketllm golden accept` makes it count"
+                raise RecordError(f"case {name!r} in {self.label()} is proposed and not accepted: {how}")
             if name not in known:
                 listed = ", ".join(known) or "none"
                 raise RecordError(f"no case {name!r} in {self.label()}; known: {listed}")
