@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
     from pocketllm.engine.load import load_engine
     from pocketllm.golden.subject import model_document
 
-    engine = load_engine(options, say)
+    engine = load_engine(beside_others(options, len(arm_set.arms) + 2, say), say)
 
     def seat(arm: Arm) -> Target:
         return EngineTarget(engine.sibling(**arm.options))
@@ -133,6 +133,21 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
         engine=engine,
         on_close=engine.close,
     )
+
+
+def beside_others(options: "EngineOptions", caches: int, say: Say) -> "EngineOptions":
+    """Options under which so many engines lie in one GPU's memory at once: all caches together take twice what that of
+    an engine by itself does, unless their size was said."""
+    from pocketllm.golden.subject import open_subject
+
+    if options.kv_cache_bytes is not None:
+        return options
+    plan = open_subject(options).plan
+    if plan.device == "cpu":
+        return options
+    each = 2 * plan.kv_bytes // caches
+    say(f"{caches} caches share the GPU's memory, {each / 2**30:.1f} GiB each; --kv-cache-bytes says otherwise")
+    return replace(options, kv_cache_bytes=each)
 
 
 def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
@@ -166,6 +181,8 @@ def open_processes(arm_set: ArmSet, options: "EngineOptions", say: Say, logs: Pa
     checkpoint = open_checkpoint(path)
     folder = logs or record_dir() / "logs"
     folder.mkdir(parents=True, exist_ok=True)
+    if any(arm.runs_here for arm in arm_set.arms):  # with a loop more for its golden check
+        options = beside_others(options, len(arm_set.arms) + 1, say)
     site = Site(path.resolve(), model_name(path), options, folder, new_ulid())
 
     def start(arm: Arm, number: int) -> Target:
