@@ -178,8 +178,20 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             say(f"error: {error.filename or 'the output'}: {error.strerror}; free some, or write elsewhere")
             lead_nowhere(sys.stdout)  # what is buffered has no other place
             raise typer.Exit(EXIT_REFUSED) from None
-        except Exception:
+        except Exception as error:
+            if reason := out_of_memory(error):
+                say(f"error: {reason}")
+                raise typer.Exit(EXIT_REFUSED) from None
             tell_bug()
             raise typer.Exit(EXIT_BUG) from None
 
     return run
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """What to do where memory ran out, a GPU's or the machine's; None for any other error."""
+    ways = "take a smaller --kv-cache-bytes or --max-model-len, or end what else uses it"
+    # torch's error by its name: torch itself is not imported for a message
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return f"the GPU's memory is full: {ways} (nvidia-smi lists it)"
+    return f"the machine's memory is full: {ways}" if isinstance(error, MemoryError) else None
