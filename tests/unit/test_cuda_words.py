@@ -10,6 +10,7 @@ from tests.cuda import words
 from tests.cuda.interpreter import ROOT
 
 DRIVERS = (
+    "bars",
     *("compressed", "families", "file", "hybrid", "indexed", "interpreted", "invariance", "invariant_model", "kernels"),
     *("kimi", "latent", "latent_times", "mixtures", "model", "operations", "overlap", "recurrent", "together"),
 )
