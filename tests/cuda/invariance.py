@@ -9,8 +9,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -116,8 +118,10 @@ def interpret() -> None:
         capability = declare(facts, wishes)
         return Backend(capability, cast(Ops, CudaOps(capability.kv_dtype, "cpu", wishes.batch_invariant)))
 
-    select.offers = lambda name, wishes: [BackendBid(name, declare(facts, wishes), "interpreted")]  # type: ignore[assignment]
-    select.open_backend = opened  # type: ignore[assignment]
+    def offered(name: str, wishes: BackendOptions) -> list[BackendBid]:
+        return [BackendBid(name, declare(facts, wishes), "interpreted")]
+
+    patch.multiple(select, offers=offered, open_backend=opened).start()  # until the process ends
 
 
 def engine(name: str, batch_invariant: bool) -> LLM:
@@ -159,5 +163,5 @@ if __name__ == "__main__":
         interpret()
     for word in asked(__doc__, [*PARTS, *sorted(path.stem for path in ORACLES.glob("*.gguf"))]):
         start = time.perf_counter()
-        PARTS.get(word, lambda word=word: whole(word))()  # type: ignore[misc]  # mypy cannot see the default
+        PARTS.get(word, partial(whole, word))()
         print(f"{word}: {time.perf_counter() - start:.1f} s", flush=True)

@@ -37,10 +37,10 @@ TINY = Extent(
 TINY_MODEL = (1, 64, 64, 2, 1, 32, 64)
 
 
-def engine_of(sizes: Sequence[int], types: tuple[str, str, str], device: str, quant_types: frozenset[str]) -> Any:
+def engine_of(sizes: tuple[int, ...], types: tuple[str, str, str], device: str, quant_types: frozenset[str]) -> Any:
     """As much of an engine as cases are made of."""
     layers, _, _, _, kv_heads, head_dim, _ = sizes
-    checkpoint = cast(Any, Synthetic(*sizes, types=types))  # type: ignore[misc]
+    checkpoint: Any = Synthetic(*sizes, types=types)
     checkpoint.architecture = "llama"
     capability = declare(DeviceFacts("", "", 1, 0, 0, frozenset(), ("a GPU",)), BackendOptions())
     capability = replace(capability, quant_types=quant_types or capability.quant_types)

@@ -196,7 +196,8 @@ class FakeProbe:
 def device_meter(targets: dict[str, Any]) -> op_latency.OpMeter:
     engine = targets["base"].engine
     backend = replace(engine.backend, probe=FakeProbe())
-    return op_latency.OpMeter(SimpleNamespace(**{**vars(engine), "backend": backend}), SMALL)  # type: ignore[arg-type]
+    as_much_of_it: Any = SimpleNamespace(**{**vars(engine), "backend": backend})
+    return op_latency.OpMeter(as_much_of_it, SMALL)
 
 
 def test_calls_go_through_more_weights_than_a_cache_holds(device_meter: op_latency.OpMeter) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pocketllm.engine.backends.api.capability import BackendBid, BackendOptions
+from pocketllm.engine.backends.api.capability import BackendBid, BackendCapability, BackendOptions
 from pocketllm.engine.backends.cuda import device
 from pocketllm.engine.models.contract import KVSpec
 from pocketllm.engine.models.registry import find_family
@@ -31,6 +31,12 @@ def bid(kv_dtype: str | None) -> BackendBid:
     return device.bid(facts("NVIDIA H200"), BackendOptions(kv_dtype=kv_dtype))
 
 
+def capability(kv_dtype: str | None) -> BackendCapability:
+    declared = bid(kv_dtype).capability
+    assert declared is not None
+    return declared
+
+
 @needs_triton
 @pytest.mark.parametrize("part", ["kept", "attention", "steps"])
 def test_keys_and_values_of_eight_bits_are_kept_and_attended_as_the_reference_rounds_them(part: str) -> None:
@@ -42,12 +48,11 @@ def test_keys_and_values_of_eight_bits_are_kept_and_attended_as_the_reference_ro
 @needs_triton
 @pytest.mark.parametrize(("kv_dtype", "bytes_of_a_head"), [(None, 256), ("fp8_e4m3", 136), ("int8", 136)])
 def test_a_head_of_eight_bits_costs_a_byte_a_number_and_two_scales(kv_dtype: str | None, bytes_of_a_head: int) -> None:
-    capability = bid(kv_dtype).capability
-    assert capability is not None
+    declared = capability(kv_dtype)
 
     spec = KVSpec(num_layers=1, num_kv_heads=1, key_dim=64, value_dim=64)
-    assert spec.bytes_per_token(capability.kv_element_bytes, capability.kv_scale_bytes) == bytes_of_a_head
-    assert capability.numerics_version.endswith(f"-{kv_dtype or 'float16'}")
+    assert spec.bytes_per_token(declared.kv_element_bytes, declared.kv_scale_bytes) == bytes_of_a_head
+    assert declared.numerics_version.endswith(f"-{kv_dtype or 'float16'}")
 
 
 @needs_triton
@@ -68,12 +73,12 @@ def test_latents_of_eight_bits_are_refused_before_a_weight_is_read(tmp_path: Pat
     family = find_family(checkpoint.architecture)
 
     with pytest.raises(UnsupportedFeatureError) as caught:
-        make_plan(EngineOptions(kv_dtype=kv_dtype), family, bid(kv_dtype).capability, checkpoint)  # type: ignore[arg-type]
+        make_plan(EngineOptions(kv_dtype=kv_dtype), family, capability(kv_dtype), checkpoint)
     assert caught.value.reasons == (
         f"backend cuda has no op new_latent_cache with --kv-dtype {kv_dtype}, which family deepseek2 needs: take "
         "--kv-dtype float16",
     )
-    assert make_plan(EngineOptions(), family, bid(None).capability, checkpoint).kv_dtype == "float16"  # type: ignore[arg-type]
+    assert make_plan(EngineOptions(), family, capability(None), checkpoint).kv_dtype == "float16"
 
 
 def test_the_short_name_of_fp8_is_the_type_with_more_precision() -> None:

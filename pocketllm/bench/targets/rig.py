@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,16 +138,20 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
 def beside_others(options: "EngineOptions", caches: int, say: Say) -> "EngineOptions":
     """Options under which so many engines lie in one GPU's memory at once: all caches together take twice what that of
     an engine by itself does, unless their size was said."""
-    from pocketllm.golden.subject import open_subject
+    from pocketllm.engine.load import plan_and_open
+    from pocketllm.engine.weights.catalog import model_name, resolve_model
+    from pocketllm.engine.weights.checkpoint import open_checkpoint
 
     if options.kv_cache_bytes is not None:
         return options
-    plan = open_subject(options).plan
+    path = resolve_model(options.model, say)
+    with closing(open_checkpoint(path)) as checkpoint:
+        plan, _ = plan_and_open(options, checkpoint, model_name(path))
     if plan.device == "cpu":
         return options
     each = 2 * plan.kv_bytes // caches
     say(f"{caches} caches share the GPU's memory, {each / 2**30:.1f} GiB each; --kv-cache-bytes says otherwise")
-    return replace(options, kv_cache_bytes=each)
+    return replace(options, kv_cache_bytes=each, sources={**options.sources, "kv_cache_bytes": "bench"})
 
 
 def open_servers(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:

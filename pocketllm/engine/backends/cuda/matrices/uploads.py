@@ -1,6 +1,6 @@
 """File bytes on their way to the device: threads copy the next piece to pinned memory while the last one is on the bus.
 
-Bytes of a mapped file are touched, and so read, by whoever copies them: one thread alone is slower than the bus.
+Bytes of a mapped file are read by whoever touches them first: several threads wait for several pages at once.
 """
 
 import os

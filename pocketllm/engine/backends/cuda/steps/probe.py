@@ -35,6 +35,7 @@ class GraphUnit:
     def __init__(self, graph: Graph, calls: Calls) -> None:
         self._graph = graph
         self._calls = calls  # a replay reads the memory of what they hold
+        # torch has no types for its events
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def seconds(self) -> float:
