@@ -251,8 +251,11 @@ def test_records_prose_and_tests_do_not_make_a_tree_dirty(checkout: Path) -> Non
     assert code.code_facts()["dirty"] is False
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "pocketllm/kernel.cpp", "constraints.txt", "pocketllm/docs.py"])
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", "pocketllm/kernel.cpp", "constraints.txt", "pocketllm/docs.py", "tests/parity/record.py"]
+)
 def test_what_can_change_an_answer_makes_a_tree_dirty(checkout: Path, name: str) -> None:
+    (checkout / name).parent.mkdir(parents=True, exist_ok=True)
     (checkout / name).write_text("changed")
 
     assert code.code_facts()["dirty"] is True

@@ -14,8 +14,10 @@ PACKAGES = (
 )
 """Distributions whose version can change what is measured or proved."""
 
-WITHOUT_EFFECT = tuple(
-    f":(exclude,icase){name}" for name in ("records", "docs", "tests", "*.md", "*.rst", "LICENSE*", ".github")
+WITHOUT_EFFECT = (
+    *(f":(exclude,icase){name}" for name in ("records", "docs", "*.md", "*.rst", "LICENSE*", ".github")),
+    # tests alone: what else lies there makes parity records
+    ":(exclude,glob)tests/**/test_*.py",
 )
 """What of a checkout changes no answer and no time, as git excludes it: records, prose and tests."""
 
