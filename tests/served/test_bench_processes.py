@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -147,13 +148,24 @@ def test_a_change_of_the_weights_is_seen_from_one_start_to_the_next(tiny_gguf: P
     assert rig.targets == {}
 
 
+@contextmanager
+def heard(number: int) -> Iterator[None]:
+    """Processes started meanwhile hear the signal: tests run in a shell's background are born deaf to SIGINT."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_paid_for_and_ends_its_servers(
     tiny_gguf: Path, tmp_path: Path, signal_number: int
 ) -> None:
     words = ("--model", str(tiny_gguf), "--input-len", "24", "--output-len", "6", "--requests", "1", "--soak", "0")
     command = pocketllm_command("bench", *words, "--arms", f"a:cmd={PLAIN} --token-s 0.01", "--starts", "2")
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with heard(signal_number):
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     local = tmp_path / "records" / "local"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not any(b"measure" in file.read_bytes() for file in local.glob("*.journal*")):
