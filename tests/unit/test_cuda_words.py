@@ -12,7 +12,8 @@ from tests.cuda.interpreter import ROOT
 DRIVERS = (
     "bars",
     *("compressed", "families", "file", "hybrid", "indexed", "interpreted", "invariance", "invariant_model", "kernels"),
-    *("kimi", "latent", "latent_times", "mixtures", "model", "operations", "overlap", "recurrent", "together"),
+    *("kimi", "latent", "latent_times", "loading", "mixtures", "model", "operations", "overlap", "recurrent"),
+    "together",
 )
 CALL_EACH = """
 import runpy, sys
