@@ -208,7 +208,7 @@ class Run:
     # -- measuring -----------------------------------------------------------------------------------------------------
     def run(self) -> Outcome:
         """The whole run. Ctrl-C keeps what was paid for: the record is marked incomplete and no word is given."""
-        from pocketllm.evidence.store import RecordWriter
+        from pocketllm.evidence.store import RecordWriter, signals_held
 
         settings = self.settings
         if self.rig.last_start:
@@ -223,8 +223,8 @@ class Run:
         document = start_document(question, self.rig, fitted, settings.seed, settings.arguments)
         meters = self.load.meters
         document |= {"meter": {name: meter.facts for name, meter in meters.items()}} if meters else {}
-        writer = RecordWriter("bench", document, settings.directory)
         self.fingerprints = self.rig.fingerprints()
+        writer = RecordWriter("bench", document, settings.directory)
         interrupted = False
         try:
             question = replace(
@@ -240,8 +240,9 @@ class Run:
         except BaseException as error:
             writer.finish({"ended_by": type(error).__name__}, complete=False)
             raise
-        ending = self.ending(question, time.perf_counter() - begun)
-        path = writer.finish(without_words(ending) if interrupted else ending, complete=not interrupted)
+        with signals_held():
+            ending = self.ending(question, time.perf_counter() - begun)
+            path = writer.finish(without_words(ending) if interrupted else ending, complete=not interrupted)
         return Outcome(writer.document, path, interrupted)
 
     def calibrate(self, scenario: Scenario, begun: float) -> Fitted:

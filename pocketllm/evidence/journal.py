@@ -28,7 +28,7 @@ class Journal:
             raise RecordError(f"cannot begin a record in {path.parent}: {error.strerror}") from error
         try:
             self.write(document)
-        except RecordError:
+        except BaseException:  # ctrl-C and SIGTERM too: nobody holds it yet who could end it
             self.close()
             path.unlink(missing_ok=True)  # without its first line it is no record that anyone could read
             raise

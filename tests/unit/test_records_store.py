@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from pocketllm.errors import RecordError
 from pocketllm.evidence import pages, schema, store
 from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import read_journal
-from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record
+from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record, writing
 from pocketllm.evidence.store.writing import CROCKFORD
 
 DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
@@ -134,6 +135,59 @@ def test_an_interrupted_run_keeps_what_was_paid_for(tmp_path: Path, error: type[
     assert not found.complete
     assert found.document["ended_by"] == error.__name__
     assert len(found.row_dicts) == 1
+
+
+@pytest.fixture
+def ended_by_signals() -> Iterator[None]:
+    """Both signals end this process as they end a command, also where tests run in a shell's background."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_record_is_written_waits_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by_signals: None, number: signal.Signals
+) -> None:
+    written = writing.write_parquet
+
+    def interrupted(*words: Any) -> None:
+        signal.raise_signal(number)
+        written(*words)
+
+    monkeypatch.setattr(writing, "write_parquet", interrupted)
+    with pytest.raises(KeyboardInterrupt), RecordWriter("golden", DOCUMENT, tmp_path) as record:
+        record.append(ROW)
+
+    assert [path.name for path in tmp_path.iterdir()] == [f"{record.run_id}.parquet"]
+    assert list_records([tmp_path])[0].complete
+
+
+def test_a_signal_while_a_record_is_begun_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by_signals: None
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        RecordWriter("golden", DOCUMENT, tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_written_from_any_thread_and_under_an_ignored_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    written = writing.write_parquet
+    monkeypatch.setattr(writing, "write_parquet", lambda *words: (signal.raise_signal(signal.SIGTERM), written(*words)))
+    try:
+        paths = [golden(tmp_path)]
+        with ThreadPoolExecutor(1) as pool:
+            paths.append(pool.submit(golden, tmp_path).result())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert all(read_record(path).complete for path in paths)
 
 
 def test_a_bad_row_does_not_cost_the_good_ones(tmp_path: Path) -> None:

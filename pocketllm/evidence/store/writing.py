@@ -13,6 +13,7 @@ from pocketllm.evidence import provenance, schema
 from pocketllm.evidence.journal import SUFFIX, Journal, read_journal
 from pocketllm.evidence.provenance.redaction import scrub, scrub_text
 from pocketllm.evidence.store.folders import prove_writable
+from pocketllm.evidence.store.signals import signals_held
 
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 FREE_TEXT = ("error", "detail")
@@ -79,10 +80,15 @@ class RecordWriter:
         """Write the Parquet file and remove the journal; returns its path, the same one when called again.
 
         A document that lacks a key which a complete record must have is saved as incomplete, then RecordError.
+        Ctrl-C and SIGTERM wait until the file is whole.
         """
         if self.path is not None:
             return self.path
-        document = {**self.document, **scrub(schema.plain(dict(extra_document or {})))}
+        with signals_held():
+            return self._finish(extra_document or {}, complete)
+
+    def _finish(self, extra_document: Mapping[str, Any], complete: bool) -> Path:
+        document = {**self.document, **scrub(schema.plain(dict(extra_document)))}
         document.update({key: self.document[key] for key in schema.WRITER_KEYS if key in self.document})
         missing = schema.missing_keys(self.kind, document, schema.END_KEYS)
         document["complete"] = complete and not missing
