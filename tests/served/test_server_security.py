@@ -6,7 +6,9 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from starlette.routing import Route
 from pocketllm.engine.serving.apis.text_routes import NOT_SERVED
 from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.settings import ServerSettings, is_loopback, read_api_keys
+from pocketllm.engine.serving.transport.malformed import ReadableRefusals
 from pocketllm.errors import OptionError
 from tests.served.conftest import Served
 from tests.served.scripted import ScriptedEngine
@@ -226,6 +229,37 @@ def test_bytes_that_are_no_http_do_not_hurt(module_server: Served) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert b" 500 " not in connection.recv(1000)
     assert module_server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"what is this\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nno colon\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: many\r\n\r\n",
+        b"GET /" + b"a" * 70_000,
+    ],
+    ids=["garbage", "header", "length", "long line"],
+)
+def test_bytes_that_are_no_http_are_refused_in_the_api_s_words(module_server: Served, sent: bytes) -> None:
+    with module_server.raw(sent) as connection:
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"content-type: application/json" in head
+    assert b"content-length: %d" % len(body) in head
+    assert json.loads(body)["error"]["code"] == "malformed_request"
+
+
+@pytest.mark.parametrize(("started", "complete", "answers"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+def test_a_refusal_never_stands_inside_an_answer(started: bool, complete: bool, answers: int) -> None:
+    protocol = ReadableRefusals.__new__(ReadableRefusals)
+    protocol.cycle = SimpleNamespace(response_started=started, response_complete=complete)
+    protocol.transport = Mock()
+    protocol.send_400_response("garbage after a request")
+
+    assert protocol.transport.write.call_count == answers
+    protocol.transport.close.assert_called_once()
 
 
 def test_a_body_with_two_lengths_is_refused_and_the_connection_ends(module_server: Served) -> None:

@@ -25,6 +25,7 @@ from pocketllm.engine.serving.app import create_app
 from pocketllm.engine.serving.server import Phase, Server
 from pocketllm.engine.serving.settings import ServedEngine, ServerSettings
 from pocketllm.engine.serving.transport.aside import share_one_heap
+from pocketllm.engine.serving.transport.malformed import ReadableRefusals
 from pocketllm.errors import MachineError, OptionError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def http_server(app: "FastAPI", settings: ServerSettings | None = None) -> Quiet
     """
     config = uvicorn.Config(
         app,
+        http=ReadableRefusals,
         log_level="warning",
         access_log=False,
         log_config=None,
