@@ -21,7 +21,7 @@ from pocketllm.cli.engine_options import (
     Threads,
     engine_options,
 )
-from pocketllm.cli.loading import LoadingBar
+from pocketllm.cli.loading import LoadingBar, say_fetches
 from pocketllm.cli.output import EXIT_BUG, EXIT_INTERRUPTED, command, say, write_json
 from pocketllm.errors import OptionError, RequestError
 
@@ -263,7 +263,7 @@ def run(
     from pocketllm.engine.options import AUTO
 
     with LoadingBar() as bar:
-        engine = load_engine(options, say if verbose else None, bar)
+        engine = load_engine(options, say if verbose else say_fetches, bar)
     if not verbose and engine.plan.backend == SLOW_BACKEND and options.backend == AUTO:
         say(f"note: {engine.plan.notes[0]}")  # many times slower than a native backend: never without a word
     with LLM.from_engine(engine) as llm:

@@ -11,6 +11,14 @@ PATIENCE_S = 1.0
 LINE_EVERY_S = 10.0
 
 
+def say_fetches(line: str) -> None:
+    """Of all lines of progress the one that says what is fetched: a download is never made without a word."""
+    from pocketllm.engine.weights.fetching import FETCHING
+
+    if line.startswith(FETCHING):
+        say(line)
+
+
 class LoadingBar:
     """Call it with bytes done and bytes in all; it draws nothing in the first second, and goes away when left."""
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,10 +90,12 @@ class Subject:
         return flags
 
 
-def open_subject(options: "EngineOptions", peer: str | None = None) -> Subject:
+def open_subject(
+    options: "EngineOptions", peer: str | None = None, progress: Callable[[str], None] | None = None
+) -> Subject:
     """Resolve, hash and plan a checkpoint without loading it; raises whatever says that it cannot run.
 
-    peer: name of the other engine that runs it, in lower case.
+    peer: name of the other engine that runs it, in lower case. progress: told of a checkpoint that is fetched first.
     """
     from pocketllm.engine.load import plan_and_open
     from pocketllm.engine.weights.catalog import model_name, resolve_model
@@ -101,7 +103,7 @@ def open_subject(options: "EngineOptions", peer: str | None = None) -> Subject:
 
     if peer is not None and not PEER_NAME.fullmatch(peer):
         raise OptionError(f"--engine {peer!r} must be a name of lower-case letters, digits, dots and dashes")
-    path = resolve_model(options.model)
+    path = resolve_model(options.model, progress)
     checkpoint = open_checkpoint(path)
     try:
         name = model_name(path)

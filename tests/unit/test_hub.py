@@ -65,6 +65,22 @@ def test_all_shards_of_a_split_hub_file_are_fetched(monkeypatch: pytest.MonkeyPa
     assert asked == [("o/r", f"q4/m-0000{i}-of-00002.gguf", "v1") for i in (1, 2)]
 
 
+@pytest.mark.parametrize(("size", "told"), [(2_500_000, "2 MB"), (None, "of a size that it does not tell")])
+def test_what_is_fetched_from_the_hub_is_told_with_its_size_and_what_is_cached_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int | None, told: str
+) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="missing-extra: hub")
+    found = {"a.gguf": str(tmp_path / "a.gguf"), "b.gguf": None}
+    monkeypatch.setattr(library, "try_to_load_from_cache", lambda _, file, **__: found[file])
+    monkeypatch.setattr(library, "get_hf_file_metadata", lambda url, timeout: types.SimpleNamespace(size=size))
+    monkeypatch.setattr(library, "hf_hub_download", lambda _, file, **__: str(tmp_path / file))
+    lines: list[str] = []
+    for file in found:
+        resolve_model(f"hf:o/r/{file}", lines.append)
+
+    assert lines == [f"fetching b.gguf of o/r from the hub: {told}, to {library.constants.HF_HUB_CACHE}"]
+
+
 def test_an_unreachable_hub_is_one_sentence_at_once(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="missing-extra: hub")
     code = (

@@ -16,6 +16,7 @@ from pocketllm.cli.engine_options import (
     engine_options,
 )
 from pocketllm.cli.golden.flags import Cases, Engine, Fixtures, folder_of
+from pocketllm.cli.loading import say_fetches
 
 EPILOG = 'Example:\n\npocketllm golden accept --case capital --reason "first answer, read and right"'
 
@@ -53,6 +54,7 @@ def accept(
             max_model_len=max_model_len,
         ),
         engine,
+        say_fetches,
     )
     folder = folder_of(subject, fixtures)
     for file in run(subject, folder, cases or folder.pending_names(), reason, is_ci()):
@@ -70,7 +72,7 @@ def prune(
     from pocketllm.golden.subject import open_subject
     from pocketllm.golden.verify import is_ci
 
-    folder = folder_of(open_subject(engine_options(model=model)), fixtures)
+    folder = folder_of(open_subject(engine_options(model=model), progress=say_fetches), fixtures)
     files = folder.stale(cases or ())
     for file in files:
         typer.echo(f"{folder.label(file.path)}: {file.outcome.reason}")

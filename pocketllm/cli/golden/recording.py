@@ -29,6 +29,7 @@ from pocketllm.cli.golden.flags import (
     Url,
     folder_of,
 )
+from pocketllm.cli.loading import say_fetches
 
 if TYPE_CHECKING:
     from pocketllm.engine.options import EngineOptions
@@ -96,7 +97,7 @@ def record(
         batch_invariant=batch_invariant,
         max_model_len=max_model_len,
     )
-    subject = open_subject(options, engine)
+    subject = open_subject(options, engine, say_fetches)
     # a case of one's own belongs to where one works, not to the checkout whose cases are found from everywhere
     is_new = cases_file is not None or chat is not None or prompt is not None
     folder = folder_of(subject, fixtures or (HERE if is_new else None))
@@ -175,7 +176,8 @@ def suggest(
             kv_dtype=kv_dtype,
             batch_invariant=batch_invariant,
             max_model_len=max_model_len,
-        )
+        ),
+        progress=say_fetches,
     )
     found = run(subject, asked, lambda one: output.say(f"{one.case.name}: {one.margin:.3f} nat"))
     if as_json:

