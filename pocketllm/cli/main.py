@@ -1,5 +1,6 @@
 """The Typer app: one line a command. `--help` imports no torch and answers in under 0.3 s."""
 
+import os
 import sys
 from typing import Any
 
@@ -50,3 +51,15 @@ def main(
     show_version: bool = typer.Option(False, "--version", callback=version, is_eager=True, help="Print the version."),
 ) -> None:
     """Honest benchmarking and golden verification, over a full LLM inference engine."""
+    if any(name.startswith("POCKETLLM_") for name in os.environ):
+        warn_of_variables()
+
+
+def warn_of_variables() -> None:
+    """A line on stderr for each variable that looks like ours and is none."""
+    from pocketllm.cli.output import open_closed_streams, printable, say_warning
+    from pocketllm.engine.options import warnings_of
+
+    open_closed_streams()
+    for sentence in warnings_of(os.environ):
+        say_warning(printable(sentence))

@@ -1,8 +1,10 @@
 """Engine options: one frozen object, each value with its provenance (flag > environment > project file > default)."""
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,6 +12,18 @@ from typing import Any, get_type_hints
 from pocketllm.errors import OptionError
 
 ENVIRONMENT_PREFIX = "POCKETLLM_"
+BESIDE_OPTIONS = {
+    "POCKETLLM_API_KEY": "keys that a server asks for, or the key that one is asked with",
+    "POCKETLLM_CACHE": "the folder that catalog models are kept in",
+    "POCKETLLM_CPU_ISA": "a lower instruction set than the best",
+    "POCKETLLM_CPU_LIBRARY": "another file of the native library",
+    "POCKETLLM_CPU_PROFILE": "where the time went, at the end",
+    "POCKETLLM_NATIVE": "whether the native library is built, at installation",
+    "POCKETLLM_CHAT_TEMPLATES": "a folder of published chat templates, for the tests",
+}
+"""What each is read for. Besides these every engine option has one: `POCKETLLM_THREADS` for `--threads`."""
+OF_A_CLUSTER = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$")
+"""How Kubernetes names what it tells every container of a service: one called `pocketllm` is likely."""
 PROJECT_FILE = "pocketllm.toml"
 DEFAULT_MODEL = "smollm2-135m"
 AUTO = "auto"
@@ -156,6 +170,34 @@ def resolve_options(
 def option_names() -> tuple[str, ...]:
     """Every option, in the order of the class."""
     return tuple(item.name for item in fields(EngineOptions) if item.name != "sources")
+
+
+def known_variables() -> list[str]:
+    """Names of all variables that are read."""
+    return sorted({*BESIDE_OPTIONS, *(ENVIRONMENT_PREFIX + name.upper() for name in option_names())})
+
+
+def warnings_of(names: Iterable[str]) -> list[str]:
+    """A sentence for each name of ours that nothing reads, with the nearest that something does.
+
+    >>> warnings_of(["POCKETLLM_BACKND", "POCKETLLM_BACKEND", "HOME"])
+    ['POCKETLLM_BACKND is no variable that pocketllm reads, and does nothing: did you mean POCKETLLM_BACKEND?']
+    """
+    known = known_variables()
+    unread = sorted({name for name in names if name.startswith(ENVIRONMENT_PREFIX)} - set(known))
+    return [
+        f"{name} is no variable that pocketllm reads, and does nothing{nearest(name, known)}"
+        for name in unread
+        if not OF_A_CLUSTER.search(name)
+    ]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of the sentence: the variable that was meant, where one is near."""
+    own = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in known}
+    # without the prefix, which all share and which would make any two look alike
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX).upper()[:100], own, n=1)
+    return f": did you mean {own[near[0]]}?" if near else ""
 
 
 def refuse_unknown(values: Mapping[str, Any], where: str) -> None:
