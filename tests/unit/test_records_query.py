@@ -208,6 +208,28 @@ def test_an_empty_query_is_refused_in_a_sentence(tmp_path: Path, query: str) -> 
         ask(Frames.load(tmp_path), query)
 
 
+@pytest.mark.parametrize(
+    "query", ["select 1; select 2", "create temp table t as select 1; from t", "select arm from results; selec 1"]
+)
+def test_of_two_queries_none_is_answered_unseen(tmp_path: Path, query: str) -> None:
+    with pytest.raises(OptionError, match=r"^(2 queries were given, and the answer is to one: |the query cannot)"):
+        ask(Frames.load(tmp_path), query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["select 1;", ";; select 1 ;", "select 1 -- and; more", "select length(';')", "with a as (select 1) from a"],
+)
+def test_a_semicolon_is_no_second_query(tmp_path: Path, query: str) -> None:
+    assert ask(Frames.load(tmp_path), query).rows == ((1,),)
+
+
+def test_a_pivot_is_one_query(tmp_path: Path) -> None:
+    bench(tmp_path)
+
+    assert ask(Frames.load(tmp_path), "pivot results on arm using count(*)").columns[-1] == "b"
+
+
 def test_without_duckdb_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
 

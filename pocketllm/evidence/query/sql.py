@@ -45,6 +45,13 @@ def ask(frames: Frames, query: str) -> Answer:
                 connection.register(view, getattr(frames, view))
         connection.execute("set enable_external_access = false; set lock_configuration = true")
         try:
+            # by their texts: older versions make several statements of one `pivot`, all with the text of it
+            count = len({statement.query for statement in connection.extract_statements(query)})
+            if count > 1:
+                raise OptionError(
+                    f"{count} queries were given, and the answer is to one: ask each by itself, or name what one needs "
+                    "of another by `with`"
+                )
             found = connection.execute(query)
             if found is None:
                 raise OptionError(f"the query is empty; views: {', '.join(VIEWS)}")
