@@ -45,6 +45,9 @@ class Wish:
 
     def planned_blocks(self) -> int:
         """Blocks asked for, or the default, or the most that `until` may take; OptionError below the minimum."""
+        fewest = whole_row_sets(MIN_BLOCKS, self.num_arms, self.starts)
+        if fewest > MAX_BLOCKS:
+            raise OptionError(f"--starts {self.starts} make {fewest} blocks of it, above {MAX_BLOCKS}: take fewer")
         if self.blocks is None:
             most = whole_row_sets(MAX_BUDGET_BLOCKS, self.num_arms, self.starts)
             return default_blocks(self.num_arms, self.starts) if self.until is None else most

@@ -16,6 +16,8 @@ MAX_BUDGET_BLOCKS = 48
 MAX_BLOCKS = 100_000
 """A run of as many takes a day at the least; more are a slip."""
 MAX_REQUESTS = 5
+MAX_ASKED = 100_000
+"""Requests a slot, or runs, that somebody may ask for; more are a slip."""
 SLOT_SECONDS = 1.0
 """A slot shorter than this gets more requests, if the time is there."""
 

@@ -34,6 +34,8 @@ KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 """Other names of some of them, as other engines' users type them."""
 MAX_THREADS = 4096
 """More than any machine has cores for; a count beyond it is a slip, and might not fit the native library's 32 bits."""
+MOST = 2**63 - 1
+"""What counts fit 64 bits: in what they are added up, and divided, later."""
 
 POSITIVE = (
     *("kv_cache_bytes", "threads", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "block_size"),
@@ -96,6 +98,10 @@ class EngineOptions:
         for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"{self.said(name)} must be at least 1")
+            if getattr(self, name) is not None and getattr(self, name) > MOST:
+                raise OptionError(f"{self.said(name)[:100]} must fit 64 bits")
+        if self.max_model_len is not None and self.max_model_len > MOST:
+            raise OptionError(f"{self.said('max_model_len')[:100]} must fit 64 bits")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise OptionError(f"{self.said('max_model_len')} must be at least 2: a token of prompt and one of answer")
         if self.threads is not None and self.threads > MAX_THREADS:

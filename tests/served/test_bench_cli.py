@@ -132,6 +132,14 @@ def test_a_plan_knows_minutes_from_the_last_record(bench: Bench) -> None:
         (["--arms", "base", "--model", "missing.gguf"], 2, "missing.gguf"),
         (["--arms", "base", "--input-len", "100000", "--blocks", "7"], 2, "and max_model_len is 512"),
         (["--arms", "base", "--input-len", "100000", "--plan"], 2, "and max_model_len is 512"),
+        (["--arms", "base", "--input-len", "9" * 400], 2, "is above 10000000, more tokens than any model's context"),
+        (["--arms", "a:url=http://127.0.0.1:9", "--output-len", "9" * 24], 2, "--output-len 9999"),
+        (["--arms", "base", "--requests", "9" * 17, "--plan"], 2, "is above 100000, more than anybody waits for"),
+        (["--arms", "base", "--min-n", "9" * 17, "--plan"], 2, "is above 100000"),
+        (["--arms", "base", "--budget", "9" * 400, "--plan"], 2, "is more than a year"),
+        (["--arms", "base", "--soak", "9999999h", "--plan"], 2, "--soak '9999999h' is more than a year"),
+        (["--arms", "b:via=http", "--starts", "9" * 9, "--plan"], 2, "--starts 999999999 make 1999999998 blocks"),
+        (["--arms", "base", "--max-model-len", "9" * 400, "--plan"], 2, "must fit 64 bits"),
         (["--arms", "dead:url=http://127.0.0.1:9"], 3, "is the server running?"),
     ],
 )
@@ -141,6 +149,28 @@ def test_a_mistake_ends_with_one_sentence_and_its_code(bench: Bench, words: list
     assert (answer.exit_code, reason in answer.stderr) == (code, True), answer.output
     assert answer.stdout == ""
     assert "Traceback" not in answer.output
+
+
+@pytest.mark.parametrize("command", [["--arms", "base"], ["calibrate", "--runs", "2"]], ids=lambda words: words[0])
+def test_what_the_context_cannot_hold_is_refused_before_the_weights_are_loaded(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*command, "--model", str(tiny_gguf), "--backend", "reference", "--input-len", "100000"]
+    answer = CliRunner().invoke(app, ["bench", *words])
+
+    assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1), answer.output
+    assert "and max_model_len is 512: lower --input-len" in answer.stderr
+
+
+@pytest.mark.parametrize("words", [["--runs", "9" * 17], ["--requests", "9" * 17]], ids=str)
+def test_more_runs_than_anybody_waits_for_are_refused(words: list[str]) -> None:
+    answer = CliRunner().invoke(app, ["bench", "calibrate", *words])
+
+    assert (answer.exit_code, answer.stderr) == (
+        2,
+        f"error: {words[0]} {'9' * 17} is above 100000, more than anybody waits for\n",
+    )
 
 
 def test_a_folder_that_cannot_hold_records_is_refused_before_anything_runs(bench: Bench, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({"max_num_seqs": 0}, {}, "", ["--max-num-seqs 0 must", "at least 1"]),
         ({"max_model_len": -5}, {}, "", ["--max-model-len -5"]),
         ({}, {"POCKETLLM_THREADS": "0"}, "", ["threads=0", "POCKETLLM_THREADS"]),
+        ({"max_model_len": 10**400}, {}, "", ["--max-model-len 1000", "must fit 64 bits"]),
+        ({"kv_cache_bytes": 1 << 63}, {}, "", ["--kv-cache-bytes 9223372036854775808 must fit 64 bits"]),
         ({"threads": 1 << 32 | 1}, {}, "", ["--threads 4294967297 must", "at most 4096"]),
         ({}, {"POCKETLLM_THREADS": "two"}, "", ["POCKETLLM_THREADS", "'two'", "whole number"]),
         ({}, {"POCKETLLM_RESERVE": "nan"}, "", ["reserve=nan", "POCKETLLM_RESERVE", "between 0 and 1"]),

@@ -291,6 +291,12 @@ def test_weights_alone_too_large_ask_for_a_smaller_checkpoint() -> None:
     assert "smaller checkpoint" in reason
 
 
+def test_steps_too_large_for_the_memory_ask_for_smaller_ones() -> None:
+    [reason] = reasons(max_num_batched_tokens=1 << 40, capability=replace(CAPABILITY, memory_bytes=1 << 30))
+
+    assert reason.endswith("available: lower --max-num-batched-tokens or --max-num-seqs")
+
+
 def test_memory_that_cannot_be_read_refuses_nothing() -> None:
     made = plan(FakeFamily(context=1 << 20), capability=replace(CAPABILITY, memory_bytes=None))
 

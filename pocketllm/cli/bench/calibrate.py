@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketllm.cli import engine_options as flags
+from pocketllm.cli.bench.command import refuse_before_loading
 from pocketllm.cli.bench.progress import bar_or_lines
-from pocketllm.cli.bench.values import at_least_one, display, parse_duration, parse_margins, pick_scenario, share_cores
+from pocketllm.cli.bench.values import (
+    at_least_one,
+    at_most,
+    display,
+    parse_duration,
+    parse_margins,
+    pick_scenario,
+    share_cores,
+)
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, say, write_json
 
 if TYPE_CHECKING:
@@ -79,10 +88,13 @@ def calibrate(
     from pocketllm.bench.analysis.calibration import against_itself
     from pocketllm.bench.arm import make_arms
     from pocketllm.bench.run import Settings
+    from pocketllm.bench.schedule import MAX_ASKED
     from pocketllm.evidence.store import record_dir as writable_dir
 
     at_least_one("--runs", runs)
     at_least_one("--requests", requests)
+    at_most("--runs", runs, MAX_ASKED)
+    at_most("--requests", requests, MAX_ASKED)
     options = flags.engine_options(model=model, backend=backend, threads=threads, max_model_len=max_model_len)
     chosen = pick_scenario(scenario, input_len, output_len)
     arm_set = against_itself(make_arms([arm], options))
@@ -103,6 +115,7 @@ def calibrate(
     settings.wish.planned_blocks()
     earlier = None if resume is None else earlier_runs(resume, record_dir)
     calibration = Calibration(settings, runs, directory, earlier)
+    refuse_before_loading(settings, options)
     interrupted = measure(calibration, options)
     if interrupted and not calibration.done:
         say("interrupted before the first run had ended: nothing is kept")

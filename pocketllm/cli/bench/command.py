@@ -12,6 +12,7 @@ from pocketllm.cli.bench.terminal import paint, show
 from pocketllm.cli.bench.values import (
     at_least,
     at_least_one,
+    at_most,
     check_gates,
     display,
     parse_duration,
@@ -147,6 +148,7 @@ def bench(
     )
     from pocketllm.bench.arm import SameCodeError, default_starts, make_arms
     from pocketllm.bench.run import SOAK_S, Settings
+    from pocketllm.bench.schedule import MAX_ASKED, MAX_BLOCKS
     from pocketllm.evidence.store import record_dir as writable_dir
 
     arms = arms or []
@@ -162,7 +164,9 @@ def bench(
     options = share_cores(arm_set, options)
     check_gates(fail_on, require, no_null, len(arm_set.arms) - (arm_set.null is not None))
     at_least_one("--requests", requests)
+    at_most("--requests", requests, MAX_ASKED)
     at_least("--min-n", min_n, 7)
+    at_most("--min-n", min_n, MAX_BLOCKS)
     settings = Settings(
         scenario=chosen,
         arm_set=arm_set,
@@ -214,6 +218,7 @@ def finish(
     from pocketllm.bench.targets.rig import open_rig
     from pocketllm.evidence.pages.layout import columns
 
+    refuse_before_loading(settings, options)
     with bar_or_lines() as progress:
         rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")
         try:
@@ -232,6 +237,18 @@ def finish(
         raise typer.Exit(EXIT_INTERRUPTED)
     code = exit_code(judged_words(outcome.document), fail_on_slower, Require(require) if require else None)
     raise typer.Exit(code)
+
+
+def refuse_before_loading(settings: "Settings", options: "EngineOptions") -> None:
+    """Refuse what the header alone shows to be impossible, such as a prompt beyond the context, before weights load.
+
+    Of arms in one process: processes plan for themselves, on a device that this one has not opened.
+    """
+    from pocketllm.bench.arm import Isolation
+    from pocketllm.bench.reports.preview import foresee
+
+    if settings.arm_set.isolation is Isolation.TOGGLE:
+        foresee(settings.scenario, settings.arm_set, options)
 
 
 def show_plan(settings: "Settings", options: "EngineOptions", as_json: bool) -> None:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pocketllm.engine.options import EngineOptions
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+LONGEST_S = 366 * 24 * 3600.0
+MOST_TOKENS = 10_000_000
+"""More than any model's context: a server at an address may not tell its own, and a prompt so long is never made."""
 UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -37,8 +40,9 @@ def pick_scenario(name: str, input_len: int | None, output_len: int | None, poin
     from pocketllm.errors import OptionError
 
     scenario = find_scenario(name)
-    at_least_one("--input-len", input_len)
-    at_least_one("--output-len", output_len)
+    for flag, length in (("--input-len", input_len), ("--output-len", output_len)):
+        at_least_one(flag, length)
+        at_most(flag, length, MOST_TOKENS, "more tokens than any model's context holds")
     if points is not None:
         scenario = scenario.at([label.strip() for label in points.split(",")])
     chosen = scenario.resized(input_len, output_len)
@@ -55,6 +59,19 @@ def at_least_one(flag: str, value: int | None) -> None:
 
     if value is not None and value < 1:
         raise OptionError(f"{flag} {value} must be at least 1")
+
+
+def at_most(flag: str, value: int | None, most: int, why: str = "more than anybody waits for") -> None:
+    """Refuse what is too much."""
+    from pocketllm.errors import OptionError
+
+    if value is not None and value > most:
+        raise OptionError(f"{flag} {cut(str(value))} is above {most}, {why}")
+
+
+def cut(text: str) -> str:
+    """What somebody typed, short enough for a sentence."""
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def at_least(flag: str, value: int, least: int) -> None:
@@ -86,7 +103,10 @@ def parse_duration(text: str | None, flag: str = "--budget", least: float | None
     match = DURATION.fullmatch(text.strip())
     if not match or (least is None and float(match[1]) == 0):
         raise OptionError(f"{flag} {text!r} is not a time such as 150s, 5m or 1h")
-    return float(match[1]) * UNITS[match[2]]
+    seconds = float(match[1]) * UNITS[match[2]]
+    if seconds > LONGEST_S:
+        raise OptionError(f"{flag} {cut(text)!r} is more than a year")
+    return seconds
 
 
 def parse_margins(text: str | None, scenario: "Scenario", arm_set: "ArmSet") -> dict[str, float]:

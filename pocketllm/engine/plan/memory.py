@@ -215,6 +215,8 @@ def memory_reason(
         advice = f"set --kv-cache-bytes {room} or lower"
     elif not fitting and size > length:
         advice = "lower --block-size"
+    elif not fitting and a_block.longest(available - demand.weights):
+        advice = "lower --max-num-batched-tokens or --max-num-seqs"  # it is what a step computes in that does not fit
     return (
         f"weights, cache and working memory need {gib(weights + cache + scratch.of(length))} ({gib(weights)} + "
         f"{gib(cache)} + {gib(scratch.of(length))} for {length} tokens) of {gib(available)} available: {advice}"
