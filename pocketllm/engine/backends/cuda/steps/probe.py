@@ -56,6 +56,7 @@ class CudaProbe:
         self._device = device
         self._written = written
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._first: Graph | None = None
         self._cold_bytes: int | None = None
         self.peer = TorchPeer(device, self)
 
@@ -86,6 +87,8 @@ class CudaProbe:
 
         stream = torch.cuda.current_stream()
         try:
+            if self._first is None:  # kept: when the last graph of a pool is gone, no other can be captured there
+                self._first = capture(partial(torch.zeros, 1, device=self._device), self._pool)
             return GraphUnit(capture(run, self._pool), calls)
         except RuntimeError:
             torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
