@@ -67,7 +67,8 @@ def main() -> int:
         refuse(__doc__, "no row is asked for")
     folder = Path(said.get("in", "."))
     folder.mkdir(parents=True, exist_ok=True)
-    fixed = ("--backend", said.get("backend", "cuda"), "--soak", "0s", "--starts", "1", "--blocks", "7")
+    # some seconds of heat: a GPU's clock rises meanwhile, and the null arm would tell
+    fixed = ("--backend", said.get("backend", "cuda"), "--soak", "3s", "--starts", "1", "--blocks", "7")
     ended = 0
     for row in rows:
         command = ["bench", "--model", str(file_of(row, folder)), *fixed, *arms_of(row)]
