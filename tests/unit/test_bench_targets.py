@@ -138,8 +138,8 @@ def read_cut(stream: bytes, cuts: list[int]) -> Sample:
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     for stamp, (start, stop) in enumerate(pairwise(edges)):
         for item in reader.events(stream[start:stop]):
-            reader.take(item, stamp)
-    reader.close()
+            reader.read_shape(reader.take, item, stamp)
+    reader.read_shape(reader.close)
     return sample
 
 
@@ -176,6 +176,15 @@ def test_counts_that_do_not_add_up_to_the_bill_are_dropped() -> None:
         ([event(choice("a")), event({"error": {"message": "out of memory"}})], "out of memory"),
         ([event(choice("a")), event(usage(out=1))], "without a finish reason"),
         ([event(b"{broken")], "not JSON"),
+        ([event({"choices": "x"})], "has not the OpenAI shape"),
+        ([event({"choices": 7})], "has not the OpenAI shape"),
+        ([event({"choices": [7]})], "has not the OpenAI shape"),
+        ([event(choice(7))], "has not the OpenAI shape"),  # type: ignore[arg-type]  # as a server may
+        ([event(choice("a", finish_reason=["x"]))], "has not the OpenAI shape"),
+        ([event(choice("a", token_ids=["x"]))], "has not the OpenAI shape"),
+        ([event(choice("a", finish_reason="stop")), event({"usage": "x"})], "has not the OpenAI shape"),
+        ([event(choice("a", finish_reason="stop")), event({"usage": {"prompt_tokens": "4"}})], "usage counts"),
+        ([event(choice("a", finish_reason="stop")), event({"timings": "x"})], "has not the OpenAI shape"),
     ],
 )
 def test_a_stream_that_fails_in_band_is_an_error_not_a_short_answer(stream: list[bytes], error: str) -> None:

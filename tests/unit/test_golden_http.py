@@ -67,6 +67,17 @@ def test_only_a_chunk_with_a_token_counts_as_the_first_token() -> None:
         [{"error": {"message": "out of memory"}}, "[DONE]"],
         ["{half", "[DONE]"],
         ["[1]", "[DONE]"],
+        [{"choices": "x"}, "[DONE]"],
+        [{"choices": 7}, "[DONE]"],
+        [{"choices": [{"delta": 7}]}, "[DONE]"],
+        [chunk({"content": 7}), "[DONE]"],
+        [chunk(finish={"a": 1}), "[DONE]"],  # type: ignore[arg-type]  # as a server may
+        [chunk(token_ids=["x"]), "[DONE]"],
+        [chunk(token_ids=7), "[DONE]"],
+        [chunk(logprobs={"content": [7]}), "[DONE]"],
+        [{"choices": [], "usage": "x"}, "[DONE]"],
+        [{"choices": [], "usage": {"prompt_tokens": "2"}}, "[DONE]"],
+        [{"choices": [], "usage": {"prompt_tokens_details": [1]}}, "[DONE]"],
     ],
 )
 def test_a_malformed_stream_is_a_schema_error(chunks: list[Any]) -> None:
@@ -74,7 +85,9 @@ def test_a_malformed_stream_is_a_schema_error(chunks: list[Any]) -> None:
         read(*chunks)
 
 
-@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"message": None}]}, {"choices": [3]}])
+@pytest.mark.parametrize(
+    "body", [{}, {"choices": []}, {"choices": [{"message": None}]}, {"choices": [3]}, {"choices": [{"text": 7}]}]
+)
 def test_a_malformed_answer_is_a_schema_error(body: dict[str, Any]) -> None:
     with pytest.raises(SchemaError):
         read_whole(body)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -303,8 +303,17 @@ class StreamReader:
         for piece in answer.iter_bytes():
             stamp = time.perf_counter_ns()
             for event in self.events(piece):
-                self.take(event, stamp)
-        self.close()
+                self.read_shape(self.take, event, stamp)
+        self.read_shape(self.close)
+
+    def read_shape(self, read: Callable[..., None], *words: Any) -> None:
+        """Read a part of the answer; what has not the shape that OpenAI gave it is an error of the request."""
+        try:
+            read(*words)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.sample.error = f"the stream has not the OpenAI shape ({type(error).__name__}: {error})"[
+                :MAX_ERROR_TEXT
+            ]
 
     def events(self, piece: bytes) -> Iterator[dict[str, Any]]:
         """JSON events completed by this piece; comments and `[DONE]` are skipped."""
@@ -331,8 +340,11 @@ class StreamReader:
         self._usage = event.get("usage") or self._usage
         self._timings = event.get("timings") or self._timings
         for choice in event.get("choices") or []:
-            self.sample.finish = choice.get("finish_reason") or self.sample.finish
+            finish = choice.get("finish_reason") or self.sample.finish
             text, ids = choice.get("text") or "", choice.get("token_ids")
+            if not (isinstance(text, str) and isinstance(finish, str | None)):
+                raise TypeError(f"text {text!r:.80}, finish reason {finish!r:.80}")
+            self.sample.finish = finish
             if self.sample.t_first_ns is None:
                 self.sample.t_first_ns = stamp
             count = self.tokens_of(ids, event.get("timings"))
@@ -344,6 +356,8 @@ class StreamReader:
     def tokens_of(self, ids: list[int] | None, timings: dict[str, Any] | None) -> int | None:
         """How many tokens a chunk holds, from its ids or a running count; None when the server does not say."""
         if ids is not None:
+            if not all(isinstance(one, int) for one in ids):
+                raise TypeError(f"token ids {ids!r:.80}")
             self._ids.extend(ids)
             return len(ids)
         if timings and isinstance(timings.get("predicted_n"), int):
@@ -354,10 +368,12 @@ class StreamReader:
     def close(self) -> None:
         """Settle counts once the stream has ended."""
         sample, usage = self.sample, self._usage
-        sample.n_prompt = usage.get("prompt_tokens")
-        sample.n_out = usage.get("completion_tokens") or len(self._ids)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        sample.n_cached = cached if cached is not None else self._timings.get("cache_n")
+        cached = cached if cached is not None else self._timings.get("cache_n")
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
+        if not all(isinstance(count, int | None) for count in counts):
+            raise TypeError(f"usage counts {counts}")
+        sample.n_prompt, sample.n_out, sample.n_cached = counts[0], counts[1] or len(self._ids), cached
         sample.out_ids = tuple(self._ids) if self._ids else None
         if isinstance(self._timings.get("prompt_ms"), int | float):
             sample.srv_prefill_s = self._timings["prompt_ms"] / 1e3

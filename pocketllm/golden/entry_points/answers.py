@@ -1,7 +1,8 @@
 """OpenAI-shaped answers, whole or streamed, as observations: ids, logprobs, cached tokens where they are shown."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pocketllm.golden.compare import Observed
@@ -12,6 +13,15 @@ Entry = tuple[float, int | None, tuple[tuple[int, float], ...] | None]
 
 class SchemaError(Exception):
     """A 200 whose body is not the OpenAI shape."""
+
+
+@contextmanager
+def openai_shape() -> Iterator[None]:
+    """Around the reading of an answer: a list where a text should be, or the like, is a SchemaError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise SchemaError(f"the answer has not the OpenAI shape ({type(error).__name__}: {error})") from error
 
 
 class StreamReader:
@@ -38,8 +48,9 @@ class StreamReader:
             raise SchemaError(f"error in the stream: {error_text(data.encode())}")
         self._usage = chunk.get("usage") or self._usage
         carried = False
-        for choice in chunk.get("choices") or ():
-            carried = self._push_choice(choice, chunk) or carried
+        with openai_shape():
+            for choice in chunk.get("choices") or ():
+                carried = self._push_choice(choice, chunk) or carried
         return carried
 
     def _push_choice(self, choice: Mapping[str, Any], chunk: Mapping[str, Any]) -> bool:
@@ -63,19 +74,18 @@ class StreamReader:
         """The whole answer; SchemaError when the stream ended without its last event."""
         if not self._is_done:
             raise SchemaError("the stream ended without [DONE]")
-        return observation(self._prompt_ids, self._ids, self._entries, self.text, self._finish, self._usage)
+        with openai_shape():
+            return observation(self._prompt_ids, self._ids, self._entries, self.text, self._finish, self._usage)
 
 
 def read_whole(body: Mapping[str, Any]) -> Observed:
     """An unstreamed answer; SchemaError when it is not the OpenAI shape."""
-    try:
+    with openai_shape():
         choice = body["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         prompt_ids = choice.get("prompt_token_ids") or body.get("prompt_token_ids")
         entries, usage = read_logprobs(choice.get("logprobs")), body.get("usage") or {}
         return observation(prompt_ids, choice.get("token_ids"), entries, text or "", choice.get("finish_reason"), usage)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise SchemaError(f"the answer has not the OpenAI shape ({type(error).__name__}: {error})") from error
 
 
 def observation(
@@ -93,14 +103,19 @@ def observation(
     is_whole = entries is not None and (token_ids is None or len(entries) == len(token_ids))
     tops = tuple(entry[2] for entry in entries or () if entry[2] is not None)
     details = usage.get("prompt_tokens_details") or {}
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    if not all(isinstance(count, int | None) for count in counts):
+        raise TypeError(f"usage counts {counts}")
+    if not (isinstance(text, str) and isinstance(finish_reason, str | None)):
+        raise TypeError(f"text {text!r:.80}, finish reason {finish_reason!r:.80}")
     return Observed(
         prompt_token_ids=as_ids(prompt_ids),
         token_ids=token_ids,
         text=text,
         finish_reason=finish_reason,
-        num_prompt_tokens=usage.get("prompt_tokens"),
-        num_output_tokens=usage.get("completion_tokens"),
-        num_cached_tokens=details.get("cached_tokens"),
+        num_prompt_tokens=counts[0],
+        num_output_tokens=counts[1],
+        num_cached_tokens=counts[2],
         logprobs=tuple(entry[0] for entry in entries or ()) if is_whole else None,
         tops=tops if is_whole and len(tops) == len(entries or ()) else None,
     )
@@ -135,21 +150,21 @@ def token_id(entry: Mapping[str, Any]) -> int | None:
 
 def read_prompt_logprobs(body: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...] | None:
     """Logprob of each prompt token but the first: vLLM's `prompt_logprobs`, else those of an echo; None without."""
-    choice = (body.get("choices") or [{}])[0]
-    rows = choice.get("prompt_logprobs") or body.get("prompt_logprobs")
-    try:
+    with openai_shape():
+        choice = (body.get("choices") or [{}])[0]
+        rows = choice.get("prompt_logprobs") or body.get("prompt_logprobs")
         if isinstance(rows, list) and len(rows) == len(token_ids):
             return tuple(float(row[str(one)]["logprob"]) for row, one in zip(rows[1:], token_ids[1:], strict=True))
         echoed = (choice.get("logprobs") or {}).get("token_logprobs")
         if isinstance(echoed, list) and len(echoed) >= len(token_ids):
             return tuple(float(value) for value in echoed[1 : len(token_ids)])
-    except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"prompt logprobs have another shape ({type(error).__name__}: {error})") from error
     return None
 
 
 def as_ids(values: Any) -> tuple[int, ...] | None:
-    """A list of ids as a tuple, anything else as None."""
+    """A list of ids as a tuple, anything else as None; TypeError for a list of something else."""
+    if isinstance(values, list) and not all(isinstance(value, int) for value in values):
+        raise TypeError(f"token ids {values!r:.80}")
     return tuple(values) if isinstance(values, list) else None
 
 

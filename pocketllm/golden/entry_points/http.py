@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -229,5 +229,6 @@ def parse_metrics(text: str) -> dict[str, float]:
         if line and not line.startswith("#"):
             series, _, value = line.rpartition(" ")
             name = series.partition("{")[0]
-            values[name] = values.get(name, 0.0) + float(value)
+            with suppress(ValueError):  # a line of something else
+                values[name] = values.get(name, 0.0) + float(value)
     return values
