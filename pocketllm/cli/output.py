@@ -35,10 +35,13 @@ def write_json(value: Any) -> None:
 
 
 def say(message: str) -> None:
-    """One line of progress or advice, on stderr; nothing where nobody reads it any more (`2>&1 | head`)."""
+    """One line of progress or advice, on stderr; nothing where nobody reads it any more (`2>&1 | head`).
+
+    Nor where its disk is full: hours of measuring are not given up for a line about them.
+    """
     try:
         print(message, file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:
         lead_nowhere(sys.stderr)
 
 

@@ -41,6 +41,23 @@ def test_a_full_disk_is_one_sentence_and_exit_code_2(words: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not FULL.exists(), reason="dev-full-missing")
+@pytest.mark.parametrize(("words", "code"), [(["bench", "recipes"], 0), (["bench", "--arms", "a b"], 2)], ids=str)
+def test_a_full_disk_under_stderr_changes_no_outcome(words: list[str], code: int) -> None:
+    environment = {**os.environ, "POCKETLLM_BACKND": "told of on stderr"}
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pocketllm", *words],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+            env=environment,
+        )
+
+    assert (done.returncode, "llama-server" in done.stdout) == (code, code == 0)
+
+
 def test_a_refusal_that_quotes_a_file_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     fail(UnsupportedFeatureError("cannot run a (\x1b[31mred\x00)", ["\x9bone", "two\nthree"]))
     fail(OptionError("no file 'mod\xe8le \u202e.gguf'"))
