@@ -143,6 +143,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, amount
         template = ChatTemplate.from_metadata(checkpoint.metadata)
         reading = Reading(checkpoint, amount or (lambda done, total: None))
         model = family.load(reading, backend.ops, plan.limits.max_model_len)
+        backend.ops.synchronize()  # what reads the file by itself has done so
         reading.finish()
         vocabulary = Vocabulary(tokenizer)
         engine = Engine(options, plan, tokenizer, template, checkpoint, model, name, backend, 0.0, vocabulary)

@@ -1,9 +1,10 @@
 """Checks of the kernels on the CPU: run with TRITON_INTERPRET=1 (`tests/unit/test_cuda_kernels.py` does).
 
-usage: python -m tests.cuda.interpreted packing | products | rows_and_heads | attention | steps | draws
+usage: python -m tests.cuda.interpreted packing | repacking | products | rows_and_heads | attention | steps | draws
 """
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from pocketllm.engine.backends.cuda import attention as cuda_attention
 from pocketllm.engine.backends.cuda import matrices
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_indexed, unpack_rows
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS
+from pocketllm.engine.backends.cuda.matrices.repacking import as_bits, new_packed, repack_by_kernels, write
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.packing import Packed, unpack
 from pocketllm.engine.backends.reference.ops import ReferenceOps
@@ -34,6 +36,8 @@ SEVERAL = {"Q4_K": (9,), "Q5_K": (2,), "Q6_K": (2,), "Q8_0": (2,), "IQ4_NL": (2,
 """Rows that are multiplied together, for a type of each way to hold codes and scales."""
 ROUNDED = ("Q6_K", "IQ4_XS")
 """Types of which the largest codes times their scales are rounded to float16 where rows are several."""
+FIELDS = ("words", "high", "scales", "shared")
+POISON = 77
 CUDA, REFERENCE = CudaOps(kv_dtype="float32", device="cpu"), ReferenceOps()
 
 
@@ -69,6 +73,24 @@ def packing() -> None:
     whole = torch.cat([unpack(part.held) for part in parts])
     assert torch.equal(unpack(matrices.join(parts)), whole)
     assert torch.equal(torch.cat([unpack(part.held) for part in parts]), whole)
+
+
+def repacking() -> None:
+    """The kernel that brings a file's bytes into a layout against torch, bit by bit: rows and columns fill no tile."""
+    for quant_type in LAYOUTS:
+        is_short = BY_NAME[quant_type].block_elements == 32
+        for rows, cols in ((33, 672), (17, 32)) if is_short else ((33, 256), (17, 768)):
+            data = torch.from_numpy(blocks(quant_type, rows, cols, is_tame=False))
+            want, got = (new_packed(LAYOUTS[quant_type], rows, cols, data.device) for _ in range(2))
+            bits_of = [[as_bits(getattr(packed, name)) for name in FIELDS] for packed in (want, got)]
+            for part in itertools.chain(*bits_of):
+                part.fill_(POISON)
+            # in two pieces, as a longer matrix comes
+            write(data, quant_type, want, 0)
+            repack_by_kernels(data[16:], quant_type, got, 16)
+            repack_by_kernels(data[:16], quant_type, got, 0)
+            for name, one, other in zip(FIELDS, *bits_of, strict=True):
+                assert torch.equal(one, other), (quant_type, rows, cols, name)
 
 
 def products() -> None:
@@ -246,7 +268,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     PARTS: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (packing, products, rows_and_heads, attention, steps, draws)
+        part.__name__: part for part in (packing, repacking, products, rows_and_heads, attention, steps, draws)
     }
     for name in asked(__doc__, PARTS):
         PARTS[name]()

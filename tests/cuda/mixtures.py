@@ -356,7 +356,7 @@ def parts_of(x: list[torch.Tensor], pool: list[Experts], norm: Norm) -> dict[str
 
 
 def copied(matrices: ExpertMatrices) -> ExpertMatrices:
-    return replace(matrices, held=clone(matrices.held))
+    return matrices.with_held(clone(matrices.held))
 
 
 PARTS: dict[str, Callable[[], None]] = {

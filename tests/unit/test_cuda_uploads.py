@@ -1,54 +1,143 @@
-"""Bytes on their way to a GPU: the pieces are the whole, and one is copied while another is used."""
+"""Bytes on their way to a GPU: the pieces are the whole, in order, and the next are read while one is used."""
+
+import time
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from pocketllm.engine.backends.cuda.matrices import load_plain, uploads
-from pocketllm.engine.backends.cuda.matrices.uploads import Piece, pieces
+from pocketllm.engine.backends.cuda import matrices
+from pocketllm.engine.backends.cuda.matrices import Matrix, Packed, uploads
+from pocketllm.engine.backends.cuda.matrices.uploads import Array, Uploads, spans
+from pocketllm.engine.backends.cuda.packing import unpack
+from pocketllm.engine.weights import quant
+from pocketllm.engine.weights.checkpoint import open_checkpoint
+from pocketllm.engine.weights.tensor_file import Stored, TensorFile
+from pocketllm.errors import CheckpointError
+from tests.gguf_files import write_checkpoint
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("count", "step"), [(1, 1), (7, 3), (9, 3), (5, 8), (64, 1)])
-def test_pieces_put_together_are_the_file_s_bytes(count: int, step: int) -> None:
-    rows = np.random.default_rng(count).integers(0, 256, (count, 3, 11), dtype=np.uint8)
-
-    got = list(pieces(rows, step, CPU))
-
-    assert [len(piece) for piece in got[:-1]] == [step] * (len(got) - 1)
-    assert np.array_equal(torch.cat(got).numpy(), rows)
+def q8_0(rows: int, cols: int) -> npt.NDArray[np.uint8]:
+    data = np.random.default_rng(rows).integers(0, 256, (rows, cols // 32, 34), dtype=np.uint8)
+    data[..., :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    return data.reshape(-1)
 
 
-def test_the_next_piece_is_being_copied_while_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-    copied = uploads.being_copied
-
-    def counted(rows: npt.NDArray[np.uint8], device: torch.device) -> Piece:
-        begun.append(len(rows))
-        return copied(rows, device)
-
-    monkeypatch.setattr(uploads, "being_copied", counted)
-
-    coming = pieces(np.zeros((4, 8), np.uint8), 1, CPU)
-
-    assert [(next(coming), len(begun))[1] for _ in range(4)] == [2, 3, 4, 4]
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two matrices, [40, 64], one after another."""
+    path = tmp_path / "weights"
+    path.write_bytes(np.concatenate([q8_0(40, 64), q8_0(40, 64)[::-1]]).tobytes())
+    return path
 
 
-def test_a_piece_is_not_the_file_s_own_memory() -> None:
-    rows = np.zeros((2, 8), np.uint8)
-
-    got = list(pieces(rows, 1, CPU))
-    rows[:] = 1
-
-    assert not torch.cat(got).any()
+def stored(file: TensorFile, number: int) -> Stored:
+    return Stored(file, f"matrix {number}", number * 40 * 68, 40 * 68)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_plain_floats_are_loaded_as_they_lie_in_the_file(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pocketllm.engine.backends.cuda.matrices.ELEMENTS_AT_ONCE", 13)
-    values = torch.randn(9, 5).to(dtype)
+def values_of(matrix: Matrix) -> npt.NDArray[np.float32]:
+    assert isinstance(matrix.held, Packed)
+    return unpack(matrix.held).numpy()
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 3), (9, 4), (5, 8), (64, 1), (3, 0)])
+def test_spans_cover_all_once_and_none_is_longer_than_asked(count: int, most: int) -> None:
+    parts = spans(count, most)
+
+    assert [number for first, last in parts for number in range(first, last)] == list(range(count))
+    assert max(last - first for first, last in parts) <= max(1, most)
+
+
+def test_pieces_are_used_in_order_whichever_was_read_first() -> None:
+    data, used, coming = np.arange(200, dtype=np.uint8), [], Uploads(CPU)
+    for first in range(0, 200, 10):
+        coming.add(Array(data), first, 10, lambda memory: used.append(memory.clone()))
+    before = len(used)
+
+    coming.finish()
+
+    assert before == 20 - uploads.READERS  # as many are read ahead as there are threads
+    assert torch.cat(used).numpy().tolist() == data.tolist()
+
+
+def test_a_matrix_that_is_asked_for_early_is_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PIECE_BYTES", 16 * 68)
+    coming, opened = Uploads(CPU), TensorFile(file)
+    loaded = [matrices.load(stored(opened, number), "Q8_0", (40, 64), coming) for number in (1, 0)]
+
+    got = [values_of(matrix) for matrix in loaded]
+
+    data = np.frombuffer(file.read_bytes(), np.uint8).reshape(2, -1)
+    for matrix, want in zip(got, data[::-1], strict=True):
+        assert np.array_equal(matrix, quant.dequantize(want, "Q8_0", (40, 64)), equal_nan=True)
+
+
+def test_experts_in_a_file_are_as_those_in_memory(file: Path) -> None:
+    opened = TensorFile(file)
+    for shape in ((2, 20, 64), (2, 16, 64)):  # the first are filled up to whole tiles
+        count = shape[0] * shape[1] * 68
+        data = np.frombuffer(file.read_bytes(), np.uint8)[:count]
+        want = matrices.load_experts(data, "Q8_0", shape, CPU).packed
+        got = matrices.load_experts(Stored(opened, "experts", 0, count), "Q8_0", shape, Uploads(CPU)).packed
+
+        assert torch.equal(got.words, want.words)
+        assert torch.equal(got.scales.view(torch.int16), want.scales.view(torch.int16))
+
+
+def test_an_array_may_be_changed_once_it_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Array.read_into
+
+    def late(self: Array, memory: npt.NDArray[np.uint8], first: int) -> None:
+        time.sleep(0.05)
+        sound(self, memory, first)
+
+    monkeypatch.setattr(Array, "read_into", late)
+    data, coming = q8_0(40, 64), Uploads(CPU)
+    want = quant.dequantize(data.copy(), "Q8_0", (40, 64))
+
+    matrix = matrices.load(data, "Q8_0", (40, 64), coming)
+    data[:] = 0
+
+    assert np.array_equal(values_of(matrix), want)
+
+
+def test_a_file_that_is_cut_short_ends_the_load_and_leaves_nothing_for_the_next(file: Path) -> None:
+    coming, opened = Uploads(CPU), TensorFile(file)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) * 3 // 4])
+    for number in (0, 1, 1):
+        matrices.load(stored(opened, number), "Q8_0", (40, 64), coming)
+
+    with pytest.raises(CheckpointError, match="weights was changed while it was being loaded: 'matrix 1' needs bytes"):
+        coming.finish()
+
+    coming.finish()
+
+
+def test_a_checkpoint_hands_out_bytes_that_are_still_in_its_file(tmp_path: Path) -> None:
+    values = {"t": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    with open_checkpoint(write_checkpoint(tmp_path / "t.gguf", values, general__architecture="llama")) as checkpoint:
+        found = checkpoint.stored("t")
+        assert found is not None
+        memory = np.empty(8, np.uint8)
+        found.read_into(memory, 4)
+
+    assert memory.view(np.float32).tolist() == [1.0, 2.0]
+    with pytest.raises(CheckpointError, match=r"t\.gguf is closed: open the checkpoint again to read 't'"):
+        found.read_into(memory, 4)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_plain_floats_are_loaded_as_they_lie_in_the_file(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PIECE_BYTES", 26)
+    values = torch.randn(9, 5).to(matrices.PLAIN[dtype])
     data = values.view(torch.uint8).numpy().reshape(-1)
 
-    assert torch.equal(load_plain(data, dtype, (9, 5), CPU), values)
+    held = matrices.load(data, dtype, (9, 5), CPU).held
+
+    assert isinstance(held, matrices.Plain)
+    assert torch.equal(held.values, values)

@@ -287,8 +287,16 @@ class Binder:
 
     def matrix(self, name: str) -> Weight:
         """A matrix by its full name."""
+        return self._loaded(name, 2, self.ops.load_matrix)
+
+    def _loaded(self, name: str, dimensions: int, load: Callable[..., Weight]) -> Weight:
+        """By a backend that reads files itself, or else by what takes bytes."""
         tensor = self.checkpoint.tensors[name]
-        return self.ops.load_matrix(self.checkpoint.data(name), tensor.quant_type, filled(tensor.shape, 2))
+        shape = filled(tensor.shape, dimensions)
+        load_stored, stored = getattr(self.ops, "load_stored", None), getattr(self.checkpoint, "stored", None)
+        if load_stored and stored and (source := stored(name)):
+            return load_stored(source, tensor.quant_type, shape)
+        return load(self.checkpoint.data(name), tensor.quant_type, shape)
 
     def vector(self, name: str) -> Tensor:
         """A small tensor by its full name."""
@@ -357,9 +365,7 @@ class Binder:
 
     def experts(self, name: str) -> Weight:
         """Matrices of all experts by their name without `.weight`."""
-        tensor = self.checkpoint.tensors[f"{name}.weight"]
-        data = self.checkpoint.data(f"{name}.weight")
-        return self.ops.load_experts(data, tensor.quant_type, filled(tensor.shape, 3))
+        return self._loaded(f"{name}.weight", 3, self.ops.load_experts)
 
     def swiglu(self, block: str) -> "SwiGLU":
         """The feed-forward of a block such as `blk.0.`."""

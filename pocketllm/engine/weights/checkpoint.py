@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pocketllm.engine.weights.gguf import Metadata, TensorInfo, open_gguf
 from pocketllm.engine.weights.huggingface.directory import is_directory, open_directory
 from pocketllm.engine.weights.quant import dequantize
+from pocketllm.engine.weights.tensor_file import Stored
 from pocketllm.errors import CheckpointError, GGUFError
 
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -44,6 +45,9 @@ class Part(Protocol):
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
         """Raw bytes of a tensor."""
+
+    def stored(self, tensor: TensorInfo) -> Stored | None:
+        """The same, unread; None where they do not lie in the file as they are handed out."""
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError where the file is no longer the one that was opened."""
@@ -84,6 +88,11 @@ class Checkpoint:
         """
         tensor = self.tensor(name)
         return self._parts[tensor.file].data(tensor)
+
+    def stored(self, name: str) -> Stored | None:
+        """What `data` gives, still in the file, while that is open; None where it is not there in that form."""
+        tensor = self.tensor(name)
+        return self._parts[tensor.file].stored(tensor)
 
     def values(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor decoded to float32, in its shape; UnsupportedFeatureError for a type without a decoder."""

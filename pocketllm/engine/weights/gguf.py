@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pocketllm.engine.weights.gguf_walk import ARRAY, ARRAY_HEAD, RawTensor, Reader, Value, shown, type_name
 from pocketllm.engine.weights.quant_types import BY_ID, QuantType
-from pocketllm.engine.weights.tensor_file import TensorFile, looks_like
+from pocketllm.engine.weights.tensor_file import Stored, TensorFile, looks_like
 from pocketllm.errors import CheckpointError, GGUFError
 
 MAGIC = b"GGUF"
@@ -137,6 +137,10 @@ class GGUFFile:
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
         """Raw bytes of a tensor, read from the file; CheckpointError where they are no longer there."""
         return self._file.read(tensor.name, tensor.start, tensor.num_bytes)
+
+    def stored(self, tensor: TensorInfo) -> Stored:
+        """The same, unread."""
+        return Stored(self._file, tensor.name, tensor.start, tensor.num_bytes)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError where the file is no longer the one that was opened."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from pocketllm.engine.weights.checkpoint import Checkpoint
 from pocketllm.engine.weights.gguf import Metadata, TensorInfo
+from pocketllm.engine.weights.tensor_file import Stored
 
 Amount = Callable[[int, int], None]
 """Bytes done, and bytes in all."""
@@ -38,6 +39,11 @@ class Reading:
         """Raw bytes of a tensor, read-only; CheckpointError where the file was cut short since it was opened."""
         self._next(name)
         return self.checkpoint.data(name)
+
+    def stored(self, name: str) -> Stored | None:
+        """What `data` gives, still in the file; None where it is not there in that form."""
+        self._next(name)
+        return self.checkpoint.stored(name)
 
     def values(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor decoded to float32, in its shape."""

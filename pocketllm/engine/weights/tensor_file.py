@@ -5,6 +5,7 @@ back short is an error like any other.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,10 +52,16 @@ class TensorFile:
         name: of the tensor, or "header", for the sentence of the CheckpointError where the file is closed or ends
         before its bytes.
         """
+        data = np.empty(num_bytes, np.uint8)
+        self.read_into(data, name, start)
+        data.flags.writeable = False
+        return data
+
+    def read_into(self, memory: npt.NDArray[np.uint8], name: str, start: int) -> None:
+        """Fill memory of the caller's with as many of a tensor's bytes; errors as of `read`."""
         if self._file.closed:
             raise CheckpointError(f"{self.path.name} is closed: open the checkpoint again to read {name!r}")
-        data = np.empty(num_bytes, np.uint8)
-        view, done = data.data, 0
+        view, done, num_bytes = memory.data, 0, memory.nbytes
         try:
             while done < num_bytes:
                 count = os.preadv(self._file.fileno(), [view[done : done + MOST_BYTES_AT_ONCE]], start + done)
@@ -63,8 +70,6 @@ class TensorFile:
                 done += count
         except OSError as error:
             raise CheckpointError(f"{self.path.name}: cannot read {name!r}: {error.strerror or error}") from error
-        data.flags.writeable = False
-        return data
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError where the file was cut, grew or was written to since it was opened."""
@@ -82,6 +87,25 @@ class TensorFile:
     def close(self) -> None:
         """Let the file go."""
         self._file.close()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor's bytes that are still in their file: whoever needs them says where to, in any thread."""
+
+    file: TensorFile
+    name: str
+    start: int
+    num_bytes: int
+
+    def read(self) -> npt.NDArray[np.uint8]:
+        """All of them, read-only."""
+        return self.file.read(self.name, self.start, self.num_bytes)
+
+    def read_into(self, memory: npt.NDArray[np.uint8], first: int) -> None:
+        """Fill memory with the bytes from `first` on; CheckpointError where they are no longer there."""
+        assert first + memory.nbytes <= self.num_bytes, (first, memory.nbytes, self)
+        self.file.read_into(memory, self.name, self.start + first)
 
 
 def looks_like(start: bytes) -> str:

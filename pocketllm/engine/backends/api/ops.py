@@ -71,6 +71,10 @@ class Ops(Protocol):
 
     One that compiles kernels or captures graphs counts them in an attribute `num_compiles` (int, since it was opened):
     a benchmark throws away what was timed while it grew. Without the attribute it is 0.
+
+    One that reads files by itself has `load_stored(stored, quant_type, shape)`, which is given a
+    `weights.tensor_file.Stored` instead of bytes, with the shape of a matrix or of experts'. It may read later, until
+    `synchronize`; what fails then is raised there, or by a load in between.
     """
 
     # -- at load ---------------------------------------------------------------------------------------------------

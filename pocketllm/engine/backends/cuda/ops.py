@@ -44,6 +44,7 @@ from pocketllm.engine.backends.cuda.layers.operands import (
 from pocketllm.engine.backends.cuda.layers.recurrent.ops import RecurrentOps
 from pocketllm.engine.backends.cuda.layers.streams.ops import StreamOps
 from pocketllm.engine.backends.cuda.matrices import ExpertMatrices, Matrix, Plain
+from pocketllm.engine.backends.cuda.matrices.uploads import Uploads
 from pocketllm.engine.backends.cuda.mixtures.groups import BOUNDED, Ends, Normed
 from pocketllm.engine.backends.cuda.mixtures.layer import Mixed, MixedSum, Mixtures
 from pocketllm.engine.backends.cuda.products import FEW_ROWS, Attended, Gated, Part, Products, Sum, new_halves
@@ -51,6 +52,7 @@ from pocketllm.engine.backends.cuda.steps.batch import DeviceBatch
 from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
 from pocketllm.engine.backends.cuda.steps.graphs import Captured, capture
 from pocketllm.engine.backends.cuda.steps.kinds import Apart
+from pocketllm.engine.weights.tensor_file import Stored
 
 KV_DTYPES = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
@@ -65,6 +67,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         """is_invariant: whether a row's bits must not depend on what else a step holds (see `steps.kinds`)."""
         self._device = torch.device(device)
         self._kv_dtype = KV_DTYPES[kv_dtype]
+        self._uploads = Uploads(self._device)
         self._products = Products(self._device, is_invariant)
         self._mixtures = Mixtures(self._products)
         self._batch: tuple[ForwardBatch, DeviceBatch] | None = None
@@ -79,15 +82,25 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
     # -- at load -------------------------------------------------------------------------------------------------------
     def load_matrix(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int]) -> Matrix:
         """Copy and repack a matrix on the device."""
-        return matrices.load(data, quant_type, shape, self._device)
+        return matrices.load(data, quant_type, shape, self._uploads)
 
     def load_experts(self, data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int]) -> ExpertMatrices:
         """Copy and repack the matrices on the device."""
-        return matrices.load_experts(data, quant_type, shape, self._device)
+        return matrices.load_experts(data, quant_type, shape, self._uploads)
+
+    def load_stored(
+        self, stored: Stored, quant_type: str, shape: tuple[int, int] | tuple[int, int, int]
+    ) -> Matrix | ExpertMatrices:
+        """Read, copy and repack by and by."""
+        if len(shape) == 3:
+            return matrices.load_experts(stored, quant_type, shape, self._uploads)
+        return matrices.load(stored, quant_type, shape, self._uploads)
 
     def load_vector(self, values: npt.NDArray[np.float32]) -> Tensor:
         """A copy: the file may be closed or changed later."""
-        return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
+        copied = torch.empty(values.shape, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        np.copyto(copied.numpy(), values)
+        return copied.to(self._device, non_blocking=True)  # without waiting for matrices that are on their way
 
     def new_kv_cache(
         self,
@@ -302,6 +315,7 @@ class CudaOps(CompressedOps, IndexedOps, LatentOps, RecurrentOps, StreamOps):
         return result
 
     def synchronize(self) -> None:
+        self._uploads.finish()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

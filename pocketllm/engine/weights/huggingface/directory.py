@@ -70,6 +70,9 @@ class DirectoryPart:
             row[:] = moved(source, rule, tensor.quant_type)
         return data.reshape(-1)
 
+    def stored(self, tensor: TensorInfo) -> None:
+        """Nothing: rows may be in another order, or of another type, than in the file."""
+
     def check_unchanged(self) -> None:
         """Raise CheckpointError where the file is no longer the one that was opened."""
         self.file.check_unchanged()

@@ -1,7 +1,9 @@
 """Matrices in GPU memory: packed by the layout of their quant type, or plain floats; several may become one."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -9,13 +11,15 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.layouts import LAYOUTS, TILE_ROWS
-from pocketllm.engine.backends.cuda.matrices.uploads import pieces
-from pocketllm.engine.backends.cuda.packing import Packed, pack
-from pocketllm.engine.backends.cuda.quant import SPLITS
+from pocketllm.engine.backends.cuda.matrices import uploads
+from pocketllm.engine.backends.cuda.matrices.repacking import READINGS, new_packed, repack
+from pocketllm.engine.backends.cuda.matrices.uploads import Array, Source, Uploads, spans
+from pocketllm.engine.backends.cuda.packing import Packed
 from pocketllm.engine.weights.quant_types import BY_NAME
+from pocketllm.engine.weights.tensor_file import Stored
 
 ELEMENTS_AT_ONCE = 1 << 24
-"""Values taken apart in one go at load: what loading takes beside the weights is some ten bytes for each."""
+"""Values that torch takes apart in one go at load: what that takes beside the weights is some ten bytes for each."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -34,65 +38,44 @@ class Plain:
         return int(self.values.shape[1])
 
 
-class Matrix:
-    """What `load_matrix` hands out; where its numbers lie may change when matrices are put together."""
+class Held:
+    """Numbers in device memory, some of which may still have to come: whoever asks for them waits until they can be
+    used by what is asked of the device next."""
 
-    def __init__(self, held: Packed | Plain) -> None:
-        self.held = held
+    def __init__(self, held: Packed | Plain, coming: Uploads | None = None) -> None:
+        self._held, self._coming = held, coming
+
+    @property
+    def held(self) -> Packed | Plain:
+        if self._coming is not None:
+            self._coming.finish()
+            self._coming = None
+        return self._held
+
+    @held.setter
+    def held(self, held: Packed | Plain) -> None:
+        self._held = held
+
+
+class Matrix(Held):
+    """What `load_matrix` hands out; where its numbers lie may change when matrices are put together."""
 
     @property
     def rows(self) -> int:
-        return self.held.rows
+        return self._held.rows
 
     @property
     def cols(self) -> int:
-        return self.held.cols
+        return self._held.cols
 
 
-def load(data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int], device: torch.device) -> Matrix:
-    """Copy a matrix's file bytes to the device and bring them into their layout there, a slice of rows at a time."""
-    rows, cols = shape
-    if quant_type in PLAIN:
-        return Matrix(Plain(load_plain(data, PLAIN[quant_type], shape, device)))
-    layout, split = LAYOUTS[quant_type], SPLITS[quant_type]
-    kind = BY_NAME[quant_type]
-    blocks = np.ascontiguousarray(data).reshape(rows, cols // kind.block_elements, kind.block_bytes)
-    step = max(TILE_ROWS, ELEMENTS_AT_ONCE // cols // TILE_ROWS * TILE_ROWS)
-    whole: list[Tensor] = []
-    padded = -(-rows // TILE_ROWS) * TILE_ROWS
-    for at, some in zip(range(0, rows, step), pieces(blocks, step, device), strict=True):
-        short = -len(some) % TILE_ROWS
-        if short:
-            some = torch.cat([some, some.new_zeros(short, *some.shape[1:])])
-        parts = pack(split(some), layout)
-        if not whole:
-            whole = [allocate(part, len(some), padded) for part in parts]
-        for target, part in zip(whole, parts, strict=True):
-            if part.ndim > 1:
-                first = at * len(part) // len(some)
-                target[first : first + len(part)] = part
-    return Matrix(Packed(layout, rows, cols, *whole))
+class ExpertMatrices(Held):
+    """What `load_experts` hands out: [experts, rows, cols], one matrix under another; packed, each is filled up to
+    whole tiles."""
 
-
-def load_plain(data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Floats as they lie in the file, [rows, cols]."""
-    rows, cols = shape
-    values = torch.empty(rows, cols, dtype=dtype, device=device)
-    step = max(1, ELEMENTS_AT_ONCE // cols)
-    for at, some in zip(range(0, rows, step), pieces(data.reshape(rows, -1), step, device), strict=True):
-        values[at : at + step] = some.view(dtype)
-    return values
-
-
-@dataclass(frozen=True)
-class ExpertMatrices:
-    """What `load_experts` hands out: [experts, rows, cols], one matrix under another."""
-
-    held: Packed | Plain
-    """Packed, each matrix is filled up to whole tiles."""
-    experts: int
-    rows: int
-    cols: int
+    def __init__(self, held: Packed | Plain, experts: int, rows: int, cols: int, coming: Uploads | None = None) -> None:
+        super().__init__(held, coming)
+        self.experts, self.rows, self.cols = experts, rows, cols
 
     @property
     def packed(self) -> Packed:
@@ -100,23 +83,86 @@ class ExpertMatrices:
         assert isinstance(self.held, Packed)
         return self.held
 
+    def with_held(self, held: Packed | Plain) -> "ExpertMatrices":
+        """The same with its numbers elsewhere."""
+        return ExpertMatrices(held, self.experts, self.rows, self.cols)
+
+
+Bytes = npt.NDArray[np.uint8] | Stored
+"""Of a file: read, or still there."""
+
+
+def load(data: Bytes, quant_type: str, shape: tuple[int, int], to: torch.device | Uploads) -> Matrix:
+    """Copy a matrix's file bytes to the device and bring them into their layout there, a piece at a time.
+
+    to: where; with uploads what is stored is still being read when this returns.
+    """
+    coming = to if isinstance(to, Uploads) else Uploads(to)
+    return Matrix(begin(data, quant_type, shape, coming), coming)
+
 
 def load_experts(
-    data: npt.NDArray[np.uint8], quant_type: str, shape: tuple[int, int, int], device: torch.device
+    data: Bytes, quant_type: str, shape: tuple[int, int, int], to: torch.device | Uploads
 ) -> ExpertMatrices:
     """`load` for a matrix of each expert. shape: (experts, rows, cols)."""
     experts, rows, cols = shape
+    coming = to if isinstance(to, Uploads) else Uploads(to)
     short = 0 if quant_type in PLAIN else -rows % TILE_ROWS
-    parts = data.reshape(experts, rows, -1)
     if short:
-        parts = np.pad(parts, ((0, 0), (0, short), (0, 0)))
-    held = load(parts, quant_type, (experts * (rows + short), cols), device).held
-    return ExpertMatrices(held, experts, rows, cols)
+        parts = (data.read() if isinstance(data, Stored) else data).reshape(experts, rows, -1)
+        data = np.pad(parts, ((0, 0), (0, short), (0, 0)))
+    held = begin(data, quant_type, (experts * (rows + short), cols), coming)
+    return ExpertMatrices(held, *shape, coming)
 
 
-def allocate(part: Tensor, rows: int, all_rows: int) -> Tensor:
-    """Room for a part of all rows, given that of some; what has no rows stays as it is."""
-    return part if part.ndim == 1 else part.new_empty(all_rows * len(part) // rows, *part.shape[1:])
+def begin(data: Bytes, quant_type: str, shape: tuple[int, int], coming: Uploads) -> Packed | Plain:
+    """Room for a matrix that is filled when its pieces have been read. An array may be changed afterwards."""
+    source: Source = data if isinstance(data, Stored) else Array(np.ascontiguousarray(data).reshape(-1))
+    how = begin_plain if quant_type in PLAIN else begin_packed
+    held, reads = how(source, quant_type, shape, coming)
+    if isinstance(source, Array):
+        for memory in reads:
+            memory.result()
+    return held
+
+
+def begin_packed(
+    source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads
+) -> tuple[Packed, Sequence[Future[Tensor]]]:
+    """Whole tiles of rows at a time."""
+    rows, cols = shape
+    kind = BY_NAME[quant_type]
+    blocks = cols // kind.block_elements
+    width = blocks * kind.block_bytes
+    most = uploads.PIECE_BYTES // width
+    if quant_type not in READINGS or coming.device.type != "cuda":
+        most = min(most, ELEMENTS_AT_ONCE // cols)
+    packed = new_packed(LAYOUTS[quant_type], rows, cols, coming.device)
+
+    def use(first: int, memory: Tensor) -> None:
+        at_device = memory.to(coming.device, non_blocking=True)
+        repack(at_device.view(-1, blocks, kind.block_bytes), quant_type, packed, first)
+
+    reads = []
+    for tile, end in spans(-(-rows // TILE_ROWS), most // TILE_ROWS):
+        first, last = tile * TILE_ROWS, min(rows, end * TILE_ROWS)
+        reads.append(coming.add(source, first * width, (last - first) * width, partial(use, first)))
+    return packed, reads
+
+
+def begin_plain(
+    source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads
+) -> tuple[Plain, Sequence[Future[Tensor]]]:
+    """Floats as they lie in the file."""
+    values = torch.empty(shape, dtype=PLAIN[quant_type], device=coming.device)
+    flat = values.view(-1).view(torch.uint8)
+
+    def use(first: int, memory: Tensor) -> None:
+        flat[first : first + len(memory)].copy_(memory, non_blocking=True)
+
+    parts = spans(len(flat), uploads.PIECE_BYTES)
+    reads = [coming.add(source, first, last - first, partial(use, first)) for first, last in parts]
+    return Plain(values), reads
 
 
 def may_join(matrices: Sequence[Matrix]) -> bool:

@@ -75,7 +75,7 @@ class CudaProbe:
 
     def copy(self, weight: Matrix | ExpertMatrices) -> Matrix | ExpertMatrices:
         held = cloned(weight.held)
-        return Matrix(held) if isinstance(weight, Matrix) else replace(weight, held=held)
+        return Matrix(held) if isinstance(weight, Matrix) else weight.with_held(held)
 
     def together(self, calls: Calls) -> GraphUnit:
         if self._pool is None:

@@ -1,0 +1,1 @@
+"""What brings a file's bytes into the layout of packed matrices."""
