@@ -60,7 +60,7 @@ def test_pieces_are_used_in_order_whichever_was_read_first() -> None:
 
     coming.finish()
 
-    assert before == 20 - uploads.READERS  # as many are read ahead as there are threads
+    assert before == 20 - uploads.AHEAD >= 0  # the others were still being read
     assert torch.cat(used).numpy().tolist() == data.tolist()
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 READERS = 8
 """Threads, where there are so many cores; each reads a piece of its own."""
+AHEAD = READERS + 2
+"""Pieces that are named and not used yet: a thread that is done finds the next one before the oldest is used."""
 UNDER_WAY = 2
 """Pieces on the bus or in use there before the next one waits: pinned memory is not for the whole file."""
 PIECE_BYTES = 1 << 24
@@ -58,7 +60,7 @@ class Uploads:
 
     def add(self, source: Source, first: int, count: int, use: Callable[[Tensor], None]) -> "Future[Tensor]":
         """Read `count` bytes from `first` on; use: is given them, on the host, in the order of calls."""
-        if len(self._reading) >= READERS:
+        if len(self._reading) >= AHEAD:
             self._use_next()
         memory = readers().submit(read, source, first, count, self.device.type == "cuda")
         self._reading.append(Piece(memory, use))
