@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.cuda.layouts import PER_SHARED, TILE_ROWS, UNIT, Layout, Scales
+from pocketllm.engine.backends.cuda.matrices.kernels import codebooks
 from pocketllm.engine.backends.cuda.matrices.kernels import repack as kernels
 from pocketllm.engine.backends.cuda.matrices.kernels.repack import repack_kernel
 from pocketllm.engine.backends.cuda.packing import Packed, Parts, filled, pack, pack_scales, tiled, units_of
 from pocketllm.engine.backends.cuda.quant import SPLITS
+from pocketllm.engine.backends.cuda.quant.codebooks import places_of_grid
 from pocketllm.engine.weights.quant_types import BY_NAME
 
 BLOCKS = 4
@@ -27,6 +29,11 @@ class Reading(NamedTuple):
     shared_at: int = -1
 
 
+POINTS = {
+    "IQ1_S": "IQ1_S", "IQ1_M": "IQ1_S", "IQ2_XXS": "IQ2_XXS", "IQ2_XS": "IQ2_XS", "IQ2_S": "IQ2_S",
+    "IQ3_XXS": "IQ3_XXS", "IQ3_S": "IQ3_S",
+}  # fmt: skip
+"""Names of the grids that types pick from."""
 READINGS: Mapping[str, Reading] = {
     "Q4_0": Reading(kernels.NIBBLES.value, 2, kernels.HALF.value),
     "IQ4_NL": Reading(kernels.NIBBLES.value, 2, kernels.HALF.value),
@@ -41,6 +48,7 @@ READINGS: Mapping[str, Reading] = {
     "Q5_K": Reading(kernels.PAIRS_FIFTHS.value, 16, kernels.SIX_BITS.value, 0),
     "Q6_K": Reading(kernels.SIXES.value, 0, kernels.SCALES_Q6_K.value, 208),
     "IQ4_XS": Reading(kernels.NIBBLES.value, 8, kernels.SCALES_IQ4_XS.value, 0),
+    **{name: Reading(getattr(codebooks, name).value, 0, getattr(codebooks, name).value, 0) for name in POINTS},
 }
 """Types that go from the file's bytes to their layout in one launch; of others torch makes codes and scales first."""
 TAKEN_APART = Reading(kernels.BYTES.value, 0, kernels.NO_SCALES.value)
@@ -82,19 +90,23 @@ def repack_by_kernels(blocks: Tensor, quant_type: str, packed: Packed, first: in
     """In one launch, or where torch must take the blocks apart with one for the codes."""
     if quant_type in READINGS:
         kind = BY_NAME[quant_type]
-        launch(blocks, packed, first, READINGS[quant_type], kind.block_elements, kind.block_bytes)
+        points = places_of_grid(POINTS[quant_type], quant_type, blocks.device) if quant_type in POINTS else blocks
+        launch(blocks, points, packed, first, READINGS[quant_type], kind.block_elements, kind.block_bytes)
         return
     parts = SPLITS[quant_type](whole_tiles(blocks))
-    launch(parts.codes.contiguous(), packed, first, TAKEN_APART, UNIT, UNIT)
+    codes = parts.codes.contiguous()
+    launch(codes, codes, packed, first, TAKEN_APART, UNIT, UNIT)
     write_scales(parts, packed, first)
 
 
-def launch(source: Tensor, packed: Packed, first: int, reading: Reading, elements: int, block_bytes: int) -> None:
+def launch(
+    source: Tensor, points: Tensor, packed: Packed, first: int, reading: Reading, elements: int, block_bytes: int
+) -> None:
     """Blocks of so many values and bytes to words, and to scales where they hold any."""
     rows, layout, blocks = len(source), packed.layout, packed.units // 4
     assert source.is_contiguous()
     repack_kernel[(-(-rows // TILE_ROWS), -(-blocks // BLOCKS))](
-        source, packed.words, packed.high, as_bits(packed.scales), as_bits(packed.shared), rows, packed.cols,
+        source, points, packed.words, packed.high, as_bits(packed.scales), as_bits(packed.shared), rows, packed.cols,
         packed.cols // elements * block_bytes, first // TILE_ROWS, blocks, BLOCKS=BLOCKS, ELEMENTS=elements,
         BLOCK_BYTES=block_bytes, GROUP=layout.group, FORM=int(layout.form), CODES=reading.codes, AT=reading.codes_at,
         SCALES=reading.scales, SHARED_AT=reading.shared_at, num_warps=WARPS,

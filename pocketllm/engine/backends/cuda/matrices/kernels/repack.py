@@ -8,6 +8,14 @@ import triton
 import triton.language as tl
 
 from pocketllm.engine.backends.cuda.layouts import Form
+from pocketllm.engine.backends.cuda.matrices.kernels.codebooks import (
+    IQ1_S,
+    byte_at,
+    half_at,
+    place_of,
+    scale_of_picks,
+    shared_of_picks,
+)
 
 BYTE, TABLE = tl.constexpr(int(Form.BYTE)), tl.constexpr(int(Form.TABLE))
 NIBBLE_1, NIBBLE_2 = tl.constexpr(int(Form.NIBBLE_1)), tl.constexpr(int(Form.NIBBLE_2))
@@ -21,22 +29,12 @@ NO_SCALES, HALF, HALVES, EXPONENT, SIX_BITS, FOUR_BITS, SCALES_Q3_K, SCALES_Q6_K
 
 
 @triton.jit
-def byte_at(block, at, is_in):
-    """As a number of 32 bits; 0 outside."""
-    return tl.load(block + at, mask=is_in, other=0).to(tl.int32)
-
-
-@triton.jit
-def half_at(block, at, is_in):
-    """Two bytes."""
-    return byte_at(block, at, is_in) | byte_at(block, at + 1, is_in) << 8
-
-
-@triton.jit
-def code_of(block, i, is_in, CODES: tl.constexpr, AT: tl.constexpr):
+def code_of(block, points, i, is_in, CODES: tl.constexpr, AT: tl.constexpr):
     """The code of value i of a block."""
     of_32 = i % 32
-    if CODES == BYTES:
+    if CODES >= IQ1_S:
+        return place_of(block, points, i, is_in, CODES)
+    elif CODES == BYTES:
         return byte_at(block, AT + i, is_in)
     elif CODES == NIBBLES:
         return (byte_at(block, AT + i // 32 * 16 + i % 16, is_in) >> (i // 16 % 2 * 4)) & 15
@@ -65,7 +63,9 @@ def scale_of(block, g, is_in, is_column, SCALES: tl.constexpr):
 
     is_column: false for groups that fill up a row's last 128 values, whose scale is 0.
     """
-    if SCALES == HALF:
+    if SCALES >= IQ1_S:
+        return scale_of_picks(block, g, is_in, SCALES)
+    elif SCALES == HALF:
         return half_at(block, 0, is_in)
     elif SCALES == HALVES:
         return half_at(block, 0, is_in) | half_at(block, 2, is_in) << 16
@@ -93,7 +93,7 @@ def scale_of(block, g, is_in, is_column, SCALES: tl.constexpr):
 
 @triton.jit
 def write_codes(
-    source, words, high, rows, cols, row_bytes, tile, first_block, blocks, target,
+    source, points, words, high, rows, cols, row_bytes, tile, first_block, blocks, target,
     BLOCKS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, FORM: tl.constexpr, CODES: tl.constexpr,
     AT: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +111,8 @@ def write_codes(
     for half in tl.static_range(2):
         for byte in tl.static_range(4):
             c = column + half * 16 + byte
-            code = code_of(start + c // ELEMENTS * BLOCK_BYTES, c % ELEMENTS, is_in & (c < cols), CODES, AT)
+            start_of_block = start + c // ELEMENTS * BLOCK_BYTES
+            code = code_of(start_of_block, points, c % ELEMENTS, is_in & (c < cols), CODES, AT)
             if FORM == BYTE:
                 word |= code << (8 * byte)
             elif FORM == TABLE:
@@ -157,7 +158,7 @@ def write_scales(
         whole = first_block // 2 + s // 16
         start = source + row.to(tl.int64) * row_bytes + whole * BLOCK_BYTES
         is_in = (row < rows) & (whole < blocks // 2)
-        both = half_at(start, SHARED_AT, is_in)
+        both = shared_of_picks(start, is_in, SCALES) if SCALES >= IQ1_S else half_at(start, SHARED_AT, is_in)
         if (SCALES == SIX_BITS) or (SCALES == FOUR_BITS):
             both |= half_at(start, SHARED_AT + 2, is_in) << 16
         to = shared + (target * (blocks // 2) + whole) * 16 + s % 16
@@ -166,18 +167,19 @@ def write_scales(
 
 @triton.jit(do_not_specialize=["rows", "cols", "row_bytes", "first_tile", "blocks"])
 def repack_kernel(
-    source, words, high, scales, shared, rows, cols, row_bytes, first_tile, blocks,
+    source, points, words, high, scales, shared, rows, cols, row_bytes, first_tile, blocks,
     BLOCKS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
     CODES: tl.constexpr, AT: tl.constexpr, SCALES: tl.constexpr, SHARED_AT: tl.constexpr,
 ):  # fmt: skip
     """BLOCKS blocks of 128 values of a tile of 16 rows; beyond rows and cols bytes are zeros.
 
-    source: [rows, row_bytes], the first row being that of tile `first_tile` of the matrix.
+    source: [rows, row_bytes], the first row being that of tile `first_tile` of the matrix; points: a grid, where
+    codes are picked from one.
     """
     tile, first_block = tl.program_id(0), tl.program_id(1) * BLOCKS
     target = (first_tile + tile).to(tl.int64)
     write_codes(
-        source, words, high, rows, cols, row_bytes, tile, first_block, blocks, target,
+        source, points, words, high, rows, cols, row_bytes, tile, first_block, blocks, target,
         BLOCKS, ELEMENTS, BLOCK_BYTES, FORM, CODES, AT,
     )  # fmt: skip
     if SCALES != NO_SCALES:
