@@ -11,6 +11,7 @@ import pytest
 from pocketllm.bench.analysis import conditions, validity
 from pocketllm.bench.analysis.contrasts import Analysis, Question, analyze
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
+from pocketllm.bench.analysis.verdict import Word
 from pocketllm.bench.arm import Arm, ArmSet, Isolation, Role
 from pocketllm.bench.scenarios import find_scenario
 from pocketllm.bench.schedule import Slot, order
@@ -146,6 +147,11 @@ CASES = [
         on={"cost": lambda slot: 1.03 if slot.arm == "null" else 1.0},
         off={"cost": lambda slot: 1.03 if slot.arm == "b" else 1.0},
     ),
+    Case(
+        *("V05", "note", 0.004),
+        on={"cost": lambda slot: 1.004 if slot.arm == "null" else 1.0},
+        off={"cost": lambda slot: 1.03 if slot.arm == "null" else 1.0},
+    ),
     Case("V06", "note", 0.061, on={"cost": penalized}, off={"cost": lambda slot: 1.001**slot.position}),
     Case("V07", "note", 0.05, on={"cost": haunted}, off={"cost": lambda slot: 1.001 if slot.prev_arm == "b" else 1.0}),
     Case(
@@ -263,8 +269,21 @@ def test_several_judged_metrics_share_the_one_percent_of_the_null_arm() -> None:
     edge = 3.5 * float(fit.se)  # beyond 99 % of t with 9 degrees of freedom, and inside 99.9 %
     moved = replace(fit, estimate=np.array(edge))
 
-    assert [c.code for c in validity.null_check("decode", moved)] == ["V05"]
-    assert validity.null_check("decode", moved, tests=10) == []
+    assert [c.code for c in validity.null_check("decode", moved, 0.01)] == ["V05"]
+    assert validity.null_check("decode", moved, 0.01, tests=10) == []
+
+
+def test_a_small_difference_of_the_null_arm_leaves_large_ones_of_others_their_word() -> None:
+    def cost(slot: Slot) -> float:
+        return {"null": 1.004, "b": 0.5}.get(slot.arm, 1.0)
+
+    analysis = measure(cost=cost)
+
+    assert analysis.valid
+    assert [c.severity for c in found(analysis, "V05")] == [Severity.NOTE]
+    assert next(r.verdict.word for r in analysis.results if r.arm == "b" and r.verdict) is Word.FASTER
+    nearly = measure(cost=lambda slot: {"null": 1.004, "b": 1.012}.get(slot.arm, 1.0))
+    assert next(r.verdict.word for r in nearly.results if r.arm == "b" and r.verdict) is Word.SMALL
 
 
 @pytest.mark.parametrize(

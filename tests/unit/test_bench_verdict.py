@@ -67,6 +67,18 @@ def test_slower_needs_holm_the_bonferroni_interval_and_the_floor_all_three(chang
     assert judge(evidence(3.0, 0.3, **changes)).word is Word.SMALL
 
 
+def test_what_the_instrument_sees_between_a_and_a_counts_against_every_word() -> None:
+    biased = math.log1p(0.004)
+
+    assert judge(evidence(2.0, 0.3)).word is Word.SLOWER
+    assert judge(evidence(2.0, 0.3, bias=biased)).word is Word.SMALL
+    assert judge(evidence(3.0, 0.3, bias=biased)).word is Word.SLOWER
+    assert judge(evidence(-3.0, 0.3, bias=biased)).word is Word.FASTER
+    assert judge(evidence(0.4, 0.2)).word is Word.SAME
+    assert judge(evidence(0.4, 0.2, bias=biased)).word is not Word.SAME
+    assert judge(evidence(0.1, 0.2, bias=biased)).word is Word.SAME
+
+
 def test_same_is_never_widened_by_the_noise_floor() -> None:
     assert judge(evidence(3.0, 0.3, floor=Floor(0.5, "history"))).word is not Word.SAME
 

@@ -85,7 +85,7 @@ class Analysis:
 
     @property
     def null_valid(self) -> bool:
-        """Whether the run is valid and had a null arm: then nothing was found between A and A."""
+        """Whether the run is valid and had a null arm: then nothing that matters was found between A and A."""
         has_null = any(result.role is Role.NULL for result in self.results)
         return self.valid and has_null
 
@@ -150,7 +150,8 @@ def contrast_checks(question: Question, contrasts: Sequence["Contrast"]) -> list
         if item.metric not in primary:
             continue
         if item.role is Role.NULL:
-            checks += validity.null_check(item.metric, item.fit, len(primary))
+            margin = question.margin(item.metric)
+            checks += validity.null_check(item.metric, item.fit, margin, len(primary))
         checks += validity.order_checks(item.metric, item.arm, item.fit, len(names), question.margin(item.metric))
     return checks
 
@@ -215,7 +216,7 @@ def contrast(
 
 def judged(question: Question, contrasts: Sequence[Contrast], broken: Sequence[str]) -> list[Result]:
     """Results in the order of the contrasts; words for candidates on primary metrics, if a null arm ran."""
-    nulls = {item.metric: float(item.fit.estimate) for item in contrasts if item.role is Role.NULL}
+    nulls = {item.metric: item.fit for item in contrasts if item.role is Role.NULL}
     family = [item for item in contrasts if item.role is Role.CANDIDATE and item.metric in question.scenario.primary]
     return [result_of(question, item, nulls, family, broken) for item in contrasts]
 
@@ -230,20 +231,22 @@ def adjusted_p(family: Sequence[Contrast], item: Contrast, fit: stats.Fit) -> fl
 def result_of(
     question: Question,
     item: Contrast,
-    nulls: Mapping[str, float],
+    nulls: Mapping[str, stats.Fit],
     family: Sequence[Contrast],
     broken: Sequence[str],
 ) -> Result:
     """One contrast with its floor and word."""
     history = question.null_history.get(item.metric, ())
-    floor = noise_floor(nulls[item.metric], history) if item.metric in nulls else None
+    null = nulls.get(item.metric)
+    floor = None if null is None else noise_floor(float(null.estimate), history)
+    bias = seen_bias(null, len(question.scenario.primary))
     margin = question.margin(item.metric)
 
     def verdict_of(fit: stats.Fit, robust: tuple[float, float, float]) -> Verdict | None:
         p = adjusted_p(family, item, fit)
         if floor is None or p is None:
             return None
-        return judge(Evidence(fit, robust, p, len(family), margin, floor, broken))
+        return judge(Evidence(fit, robust, p, len(family), margin, floor, broken, bias))
 
     verdict = verdict_of(item.fit, item.robust)
     without = None
@@ -262,6 +265,11 @@ def result_of(
         num_outliers=len(item.outlying),
         flips=verdict is not None and without is not None and without.word is not verdict.word,
     )
+
+
+def seen_bias(null: stats.Fit | None, tests: int) -> float:
+    """|ln ratio| of a null arm that differs by more than chance (V05); 0 otherwise."""
+    return abs(float(null.estimate)) if null is not None and validity.is_seen(null, tests) else 0.0
 
 
 def baseline_logs(question: Question, table: Table, valid: Sequence[int]) -> list[float]:

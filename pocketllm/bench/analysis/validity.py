@@ -150,20 +150,35 @@ def too_few(valid: int, planned: int) -> list[Check]:
     return [Check("V01", Severity.RUN, float(valid), f"{valid} of {planned} blocks are valid; {MIN_BLOCKS} are needed")]
 
 
-def null_check(metric: str, fit: Fit, tests: int = 1) -> list[Check]:
+def null_check(metric: str, fit: Fit, margin: float, tests: int = 1) -> list[Check]:
     """V05: the instrument sees a difference between A and A (the null arm's 99 % interval excludes 1).
 
     With several judged metrics they share the 1 %: a sound run falls once in a hundred times, however many there are.
+    Up to half the margin it is a note, and `seen_bias` of every verdict; beyond, the run falls.
     """
-    level = 1 - (1 - NULL_LEVEL) / max(tests, 1)
-    low, high = (float(end) for end in fit.interval(level))
-    if low <= 0 <= high:
+    if not is_seen(fit, tests):
         return []
+    estimate, level = float(fit.estimate), null_level(tests)
+    low, high = (float(end) for end in fit.interval(level))
+    is_small = abs(estimate) <= math.log1p(margin) / 2
     text = (
-        f"{metric}: the null arm differs from the baseline it copies, time ratio {math.exp(float(fit.estimate)):.3f} "
+        f"{metric}: the null arm differs from the baseline it copies, time ratio {math.exp(estimate):.3f} "
         f"({100 * level:.4g} % interval {math.exp(low):.3f}–{math.exp(high):.3f})"
     )
-    return [Check("V05", Severity.RUN, math.expm1(float(fit.estimate)), text)]
+    if is_small:
+        text += f", no more than half the margin of {margin:.3g}: verdicts need so much more"
+    return [Check("V05", Severity.NOTE if is_small else Severity.RUN, math.expm1(estimate), text)]
+
+
+def is_seen(fit: Fit, tests: int) -> bool:
+    """Whether the null arm's difference is more than chance."""
+    low, high = fit.interval(null_level(tests))
+    return not float(low) <= 0 <= float(high)
+
+
+def null_level(tests: int) -> float:
+    """The level of the null arm's interval, were there so many judged metrics."""
+    return 1 - (1 - NULL_LEVEL) / max(tests, 1)
 
 
 def order_checks(metric: str, arm: str, fit: Fit, k: int, margin: float) -> list[Check]:

@@ -63,6 +63,8 @@ class Evidence:
     floor: Floor
     invalid: Sequence[str] = ()
     """Validity rules that broke for the whole run."""
+    bias: float = 0.0
+    """|ln ratio| of A against A where it is more than chance: what the instrument itself may add to an arm or take."""
 
 
 def noise_floor(null_estimate: float, history: Sequence[float]) -> Floor:
@@ -85,11 +87,12 @@ def judge(evidence: Evidence) -> Verdict:
     low, high = (float(end) for end in fit.interval())
     if not estimators_agree(evidence, low, high):
         return Verdict(Word.NOT_DISTINGUISHABLE, "the two estimators disagree")
-    if is_beyond(evidence, edge):
+    if is_beyond(evidence, edge + evidence.bias):
         word = Word.SLOWER if estimate > 0 else Word.FASTER
         return Verdict(word, "the interval lies beyond the margin and the difference beyond the noise floor")
     inner_low, inner_high = (float(end) for end in fit.interval(EQUIVALENCE_LEVEL))
-    if -edge < inner_low and inner_high < edge:
+    inner_edge = edge - evidence.bias
+    if -inner_edge < inner_low and inner_high < inner_edge:
         return Verdict(Word.SAME, f"the 90 % interval lies inside ±{evidence.margin:.2g} of 1")
     if low > 0 or high < 0:
         return Verdict(Word.SMALL, "a difference, but below what this rig can defend")
