@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-READERS = 8
+READERS = 12
 """Threads, where there are so many cores; each reads a piece of its own."""
 AHEAD = READERS + 2
 """Pieces that are named and not used yet: a thread that is done finds the next one before the oldest is used."""
