@@ -7,7 +7,6 @@ usage: python -m tests.cuda.model [check] [rates] [prefill] [profile] [types=Q4_
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -44,7 +43,7 @@ class Copying(CudaOps):
             return part if part.ndim == 1 else part.view(shape[0], -1).roll(turn, 0).view(part.shape)
 
         parts = (turned(part) for part in (packed.words, packed.high, packed.scales, packed.shared))
-        return replace(made[0], held=Packed(packed.layout, packed.rows, packed.cols, *parts))
+        return made[0].with_held(Packed(packed.layout, packed.rows, packed.cols, *parts))
 
 
 class Session:

@@ -1,6 +1,8 @@
 """Bytes on their way to a GPU: the pieces are the whole, in order, and the next are read while one is used."""
 
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -105,17 +107,55 @@ def test_an_array_may_be_changed_once_it_was_handed_over(monkeypatch: pytest.Mon
     assert np.array_equal(values_of(matrix), want)
 
 
+@pytest.mark.parametrize("quant_type", ["Q8_0", "F32"])
+def test_as_much_memory_is_taken_as_pieces_are_ahead_however_large_a_matrix(
+    quant_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PIECE_BYTES", 16 * 68)
+    rows, cols = (1600, 64) if quant_type == "Q8_0" else (1700, 16)
+    (tmp_path / "weights").write_bytes(bytes(1600 * 68))
+    alive, most, lock, make = 0, 0, threading.Lock(), uploads.new_memory
+
+    def change(by: int) -> None:
+        nonlocal alive, most
+        with lock:
+            alive += by
+            most = max(most, alive)
+
+    def counted(count: int, is_pinned: bool) -> torch.Tensor:
+        memory = make(count, is_pinned)
+        change(1)
+        weakref.finalize(memory, change, -1)
+        return memory
+
+    monkeypatch.setattr(uploads, "new_memory", counted)
+    source = Stored(TensorFile(tmp_path / "weights"), "large", 0, 1600 * 68)
+
+    for given in (source, np.zeros(1600 * 68, np.uint8)):
+        assert matrices.load(given, quant_type, (rows, cols), Uploads(CPU)).rows == rows
+
+        assert most <= uploads.AHEAD + 4  # one is being used, others that were are not forgotten yet; pieces are 100
+
+
+def test_an_array_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot reshape"):
+        matrices.load(q8_0(41, 64), "Q8_0", (40, 64), CPU)
+
+
 def test_a_file_that_is_cut_short_ends_the_load_and_leaves_nothing_for_the_next(file: Path) -> None:
     coming, opened = Uploads(CPU), TensorFile(file)
     data = file.read_bytes()
     file.write_bytes(data[: len(data) * 3 // 4])
-    for number in (0, 1, 1):
-        matrices.load(stored(opened, number), "Q8_0", (40, 64), coming)
+    cut = [matrices.load(stored(opened, number), "Q8_0", (40, 64), coming) for number in (0, 1, 1)]
 
     with pytest.raises(CheckpointError, match="weights was changed while it was being loaded: 'matrix 1' needs bytes"):
         coming.finish()
 
     coming.finish()
+    assert values_of(matrices.load(q8_0(40, 64), "Q8_0", (40, 64), coming)).shape == (40, 64)
+    for matrix in cut:
+        with pytest.raises(RuntimeError, match="the load that this matrix was part of has failed"):
+            _ = matrix.held
 
 
 def test_a_checkpoint_hands_out_bytes_that_are_still_in_its_file(tmp_path: Path) -> None:

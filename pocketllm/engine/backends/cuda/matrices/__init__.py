@@ -1,7 +1,6 @@
 """Matrices in GPU memory: packed by the layout of their quant type, or plain floats; several may become one."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,11 +43,14 @@ class Held:
 
     def __init__(self, held: Packed | Plain, coming: Uploads | None = None) -> None:
         self._held, self._coming = held, coming
+        self._num_failures = 0 if coming is None else coming.num_failures
 
     @property
     def held(self) -> Packed | Plain:
         if self._coming is not None:
             self._coming.finish()
+            if self._coming.num_failures > self._num_failures:
+                raise RuntimeError("the load that this matrix was part of has failed")
             self._coming = None
         return self._held
 
@@ -117,18 +119,17 @@ def load_experts(
 
 def begin(data: Bytes, quant_type: str, shape: tuple[int, int], coming: Uploads) -> Packed | Plain:
     """Room for a matrix that is filled when its pieces have been read. An array may be changed afterwards."""
-    source: Source = data if isinstance(data, Stored) else Array(np.ascontiguousarray(data).reshape(-1))
-    how = begin_plain if quant_type in PLAIN else begin_packed
-    held, reads = how(source, quant_type, shape, coming)
-    if isinstance(source, Array):
-        for memory in reads:
-            memory.result()
+    make = begin_plain if quant_type in PLAIN else begin_packed
+    if isinstance(data, Stored):
+        return make(data, quant_type, shape, coming)
+    kind = BY_NAME[quant_type]
+    row_bytes = shape[1] // kind.block_elements * kind.block_bytes
+    held = make(Array(np.ascontiguousarray(data).reshape(shape[0] * row_bytes)), quant_type, shape, coming)
+    coming.read_all()
     return held
 
 
-def begin_packed(
-    source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads
-) -> tuple[Packed, Sequence[Future[Tensor]]]:
+def begin_packed(source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads) -> Packed:
     """Whole tiles of rows at a time."""
     rows, cols = shape
     kind = BY_NAME[quant_type]
@@ -143,16 +144,13 @@ def begin_packed(
         at_device = memory.to(coming.device, non_blocking=True)
         repack(at_device.view(-1, blocks, kind.block_bytes), quant_type, packed, first)
 
-    reads = []
     for tile, end in spans(-(-rows // TILE_ROWS), most // TILE_ROWS):
         first, last = tile * TILE_ROWS, min(rows, end * TILE_ROWS)
-        reads.append(coming.add(source, first * width, (last - first) * width, partial(use, first)))
-    return packed, reads
+        coming.add(source, first * width, (last - first) * width, partial(use, first))
+    return packed
 
 
-def begin_plain(
-    source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads
-) -> tuple[Plain, Sequence[Future[Tensor]]]:
+def begin_plain(source: Source, quant_type: str, shape: tuple[int, int], coming: Uploads) -> Plain:
     """Floats as they lie in the file."""
     values = torch.empty(shape, dtype=PLAIN[quant_type], device=coming.device)
     flat = values.view(-1).view(torch.uint8)
@@ -160,9 +158,9 @@ def begin_plain(
     def use(first: int, memory: Tensor) -> None:
         flat[first : first + len(memory)].copy_(memory, non_blocking=True)
 
-    parts = spans(len(flat), uploads.PIECE_BYTES)
-    reads = [coming.add(source, first, last - first, partial(use, first)) for first, last in parts]
-    return Plain(values), reads
+    for first, last in spans(len(flat), uploads.PIECE_BYTES):
+        coming.add(source, first, last - first, partial(use, first))
+    return Plain(values)
 
 
 def may_join(matrices: Sequence[Matrix]) -> bool:

@@ -7,7 +7,7 @@ work from the first to the last byte of a checkpoint, in whatever order its tens
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -57,14 +57,19 @@ class Uploads:
         self.device = device
         self._reading: deque[Piece] = deque()
         self._under_way: deque[torch.cuda.Event] = deque()
+        self.num_failures = 0
+        """Loads that ended in an error; what they had named is not used any more."""
 
-    def add(self, source: Source, first: int, count: int, use: Callable[[Tensor], None]) -> "Future[Tensor]":
+    def add(self, source: Source, first: int, count: int, use: Callable[[Tensor], None]) -> None:
         """Read `count` bytes from `first` on; use: is given them, on the host, in the order of calls."""
         if len(self._reading) >= AHEAD:
             self._use_next()
         memory = readers().submit(read, source, first, count, self.device.type == "cuda")
         self._reading.append(Piece(memory, use))
-        return memory
+
+    def read_all(self) -> None:
+        """Return when all that is named has been read; errors are told where it is used."""
+        wait([piece.memory for piece in self._reading])
 
     def finish(self) -> None:
         """Use what is still being read; the device may be at it when this returns."""
@@ -76,13 +81,19 @@ class Uploads:
         try:
             use(memory.result())
         except BaseException:
-            self._reading.clear()  # of a load that has failed
+            self._give_up()
             raise
         if self.device.type == "cuda":
             if len(self._under_way) == UNDER_WAY:
                 self._under_way.popleft().synchronize()
             self._under_way.append(torch.cuda.Event())  # type: ignore[no-untyped-call]  # torch has no types for it
             self._under_way[-1].record()
+
+    def _give_up(self) -> None:
+        for piece in self._reading:
+            piece.memory.cancel()
+        self._reading.clear()
+        self.num_failures += 1
 
 
 def read(source: Source, first: int, count: int, is_pinned: bool) -> Tensor:
