@@ -7,8 +7,8 @@ from pocketllm.engine.serving.failures import Failure
 MALFORMED = Failure(
     400,
     "no HTTP request can be read from this: its first line and headers must be well formed, name a Host, and be short "
-    "(64 KiB together are too long), a Content-Length is one whole number, chunks are well formed, and there is no other "
-    "Transfer-Encoding",
+    "(64 KiB together are too long), a Content-Length is one whole number, chunks are well formed, and there is no "
+    "other Transfer-Encoding",
     code="malformed_request",
     headers={"connection": "close"},
 )
