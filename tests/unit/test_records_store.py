@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pocketllm.evidence import pages, schema, store
 from pocketllm.evidence.columns import COLUMNS
 from pocketllm.evidence.journal import read_journal
 from pocketllm.evidence.store import RecordWriter, keep, list_records, read_record, writing
+from pocketllm.evidence.store.signals import ENDING, signals_held
 from pocketllm.evidence.store.writing import CROCKFORD
 
 DOCUMENT = {"device_class": "cpu", "model": {"name": "tiny", "sha256": "ab" * 32}}
@@ -172,6 +174,43 @@ def test_a_signal_while_a_record_is_begun_leaves_nothing_of_it(
         RecordWriter("golden", DOCUMENT, tmp_path)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("at_call", [1, 2, 3, 4])
+def test_a_signal_while_handlers_are_changed_is_obeyed_and_none_of_ours_stays(
+    monkeypatch: pytest.MonkeyPatch, ended_by_signals: None, at_call: int
+) -> None:
+    set_handler, calls = signal.signal, count(1)
+
+    def disturbed(number: int, handler: Any) -> Any:
+        before = set_handler(number, handler)
+        if next(calls) == at_call:
+            # the one that has its old handler: of two, the first is changed first
+            signal.raise_signal(signal.SIGTERM if at_call == 1 else signal.SIGINT)
+        return before
+
+    monkeypatch.setattr(signal, "signal", disturbed)
+    with pytest.raises(KeyboardInterrupt), signals_held():
+        pass
+
+    assert {signal.getsignal(number) for number in ENDING} == {signal.default_int_handler}
+
+
+def test_a_signal_that_finds_our_handler_after_the_work_is_obeyed_as_before(
+    monkeypatch: pytest.MonkeyPatch, ended_by_signals: None
+) -> None:
+    set_handler, calls = signal.signal, count(1)
+
+    def disturbed(number: int, handler: Any) -> Any:
+        if next(calls) == 3:  # the first that is put back
+            signal.raise_signal(signal.SIGTERM)
+        return set_handler(number, handler)
+
+    monkeypatch.setattr(signal, "signal", disturbed)
+    with pytest.raises(KeyboardInterrupt), signals_held():
+        pass
+
+    assert {signal.getsignal(number) for number in ENDING} == {signal.default_int_handler}
 
 
 def test_a_record_is_written_from_any_thread_and_under_an_ignored_signal(
