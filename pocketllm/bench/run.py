@@ -84,7 +84,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished or interrupted run: the record's document and where it went."""
+    """A finished or interrupted run: the record's document and where it went; complete if interrupted later."""
 
     document: Mapping[str, Any]
     path: Path
@@ -208,7 +208,7 @@ class Run:
     # -- measuring -----------------------------------------------------------------------------------------------------
     def run(self) -> Outcome:
         """The whole run. Ctrl-C keeps what was paid for: the record is marked incomplete and no word is given."""
-        from pocketllm.evidence.store import RecordWriter, signals_held
+        from pocketllm.evidence.store import RecordWriter
 
         settings = self.settings
         if self.rig.last_start:
@@ -240,10 +240,11 @@ class Run:
         except BaseException as error:
             writer.finish({"ended_by": type(error).__name__}, complete=False)
             raise
-        with signals_held():
-            ending = self.ending(question, time.perf_counter() - begun)
-            path = writer.finish(without_words(ending) if interrupted else ending, complete=not interrupted)
-        return Outcome(writer.document, path, interrupted)
+        worded = without_words if interrupted else dict[str, Any]
+        path, late = writer.finish_with(
+            lambda: worded(self.ending(question, time.perf_counter() - begun)), complete=not interrupted
+        )
+        return Outcome(writer.document, path, interrupted or late)
 
     def calibrate(self, scenario: Scenario, begun: float) -> Fitted:
         """Every arm once, with what the scenario reads it by; how much of it fits into what was asked for."""

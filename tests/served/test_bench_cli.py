@@ -10,9 +10,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from pocketllm.bench.reports.words import sentences
+from pocketllm.bench.targets.rig import Rig
 from pocketllm.cli import bench as bench_command
 from pocketllm.cli.main import app
-from pocketllm.evidence.store import read_record
+from pocketllm.evidence.store import read_record, writing
+from tests.ctrl_c import ctrl_c_heard, interrupted_while
 from tests.served.conftest import Served
 
 SHORT = ("--input-len", "24", "--blocks", "7", "--requests", "1", "--threads", "1", "--soak", "0")
@@ -49,6 +51,24 @@ def test_two_options_of_one_process_are_compared_and_recorded(bench: Bench, tmp_
     assert len(rows) == 36
     assert record.document["model"]["architecture"] == "llama"
     assert record.document["served"] is False
+
+
+@pytest.mark.parametrize("when", ["written", "closed"])
+def test_ctrl_c_once_all_is_measured_hides_no_record(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "written":
+        monkeypatch.setattr(writing, "write_parquet", interrupted_while(writing.write_parquet))
+    else:
+        monkeypatch.setattr(Rig, "close", interrupted_while(Rig.close))
+    with ctrl_c_heard():
+        answer = bench("--scenario", "prefill", *SHORT, "--arms", "base", "--arms", "chunk-8:prefill_chunk=8")
+
+    (path,) = (tmp_path / "records" / "local").glob("*.parquet")
+    record = read_record(path)
+    assert (answer.exit_code, record.complete) == (130, True), answer.output
+    assert set(sentences(record.document)) <= set(answer.stdout.splitlines())
+    assert answer.stderr.endswith(f"record: records/local/{path.name}\ninterrupted: the record was whole by then\n")
 
 
 def test_decode_by_url_is_a_served_record_as_json(bench: Bench, tiny_server: Served, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from pocketllm.bench.analysis import calibration
 from pocketllm.bench.analysis.history import history_key, null_history
 from pocketllm.cli.main import app
-from pocketllm.evidence.store import list_records
+from pocketllm.evidence.store import list_records, writing
+from tests.ctrl_c import ctrl_c_heard, interrupted_while
 from tests.fake_target import FakeTarget, fake_rig
 from tests.unit.test_bench_run import run
 
@@ -101,6 +102,44 @@ def test_ctrl_c_in_the_first_run_leaves_nothing_behind(arms: Callable[..., None]
 
     assert "interrupted before the first run had ended" in call("--runs", "2", *FLAGS, expected=130).stderr
     assert list_records([Path("records")]) == []
+
+
+@pytest.mark.parametrize("during", ["summarize", "write_parquet"])
+def test_ctrl_c_while_the_record_is_summed_up_or_written_leaves_it_whole_and_named(
+    arms: Callable[..., None], monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    arms()
+    module: Any = calibration if during == "summarize" else writing
+    work = getattr(module, during)
+
+    def once(*given: Any) -> Any:
+        # not in the record of the run itself, which is kept elsewhere and taken over
+        last = during == "summarize" or given[1] == "calibration"
+        monkeypatch.setattr(module, during, work if last else once)
+        return interrupted_while(work)(*given) if last else work(*given)
+
+    monkeypatch.setattr(module, during, once)
+    with ctrl_c_heard():
+        answer = call("--runs", "1", *FLAGS, expected=130)
+    record = only_record()
+
+    assert record.complete
+    assert "decode: 1 A/A runs of 12 observations" in answer.stdout
+    assert f"record: records/local/{record.path.name}" in answer.stderr
+    assert answer.stderr.endswith("interrupted: the record was whole by then\n")
+    assert list(Path("records/local").glob("*.journal")) == []
+
+
+def test_a_run_whose_record_was_whole_when_ctrl_c_came_is_among_those_kept(
+    arms: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms()
+    monkeypatch.setattr(writing, "write_parquet", interrupted_while(writing.write_parquet))
+    with ctrl_c_heard():
+        answer = call("--runs", "2", *FLAGS, expected=130)
+
+    assert "interrupted: 1 of 2 runs are kept; go on with --resume" in answer.stderr
+    assert not only_record().complete
 
 
 def test_runs_that_would_be_others_are_not_put_to_earlier_ones(arms: Callable[..., None]) -> None:

@@ -22,7 +22,8 @@ from pocketllm.bench.targets.gate import GateAnswer, GateState
 from pocketllm.bench.targets.rig import Rig
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import MachineError, NotJudgedError, OptionError
-from pocketllm.evidence.store import keep, read_record
+from pocketllm.evidence.store import keep, read_record, writing
+from tests.ctrl_c import ctrl_c_heard, interrupted_while
 from tests.fake_target import FakeTarget, fake_rig, steady_rig, wobble
 
 ARMS = ("base", "b:prefill_chunk=64")
@@ -349,6 +350,19 @@ def test_ctrl_c_keeps_what_was_paid_for_and_gives_no_verdict(tmp_path: Path) -> 
     assert record.document["valid_blocks"] == 6
     assert words(outcome) == {}
     assert [r["arm"] for r in record.document["results"] if r["metric"] == "decode"] == ["b", "null"]
+
+
+def test_ctrl_c_while_the_record_is_written_leaves_it_whole_with_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "write_parquet", interrupted_while(writing.write_parquet))
+    with ctrl_c_heard():
+        outcome = run(tmp_path)
+
+    assert outcome.interrupted
+    assert read_record(outcome.path).complete
+    assert words(outcome) == {"b": "SLOWER"}
+    assert [path.name for path in tmp_path.iterdir()] == [outcome.path.name]
 
 
 def test_ctrl_c_in_the_first_block_leaves_a_readable_record(tmp_path: Path) -> None:

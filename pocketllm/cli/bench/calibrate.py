@@ -120,11 +120,14 @@ def calibrate(
     if interrupted and not calibration.done:
         say("interrupted before the first run had ended: nothing is kept")
         raise typer.Exit(EXIT_INTERRUPTED)
-    path = calibration.finish(complete=not interrupted)
+    path, late = calibration.finish(complete=not interrupted)
     show(calibration, as_json)
     say(f"record: {display(path)}")
     if interrupted:
         say(f"interrupted: {calibration.done} of {runs} runs are kept; go on with --resume {path.stem[:14]}")
+    elif late:
+        say("interrupted: the record was whole by then")
+    if interrupted or late:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -211,14 +214,17 @@ class Calibration:
             self.settings, blocks=facts["blocks"], requests=workload["requests_per_slot"], budget_s=None
         )
 
-    def finish(self, complete: bool) -> Path:
-        """Close the record of one run or more with its summary; that of before where none was added."""
+    def finish(self, complete: bool) -> tuple[Path, bool]:
+        """Close the record of one run or more with its summary; that of before where none was added.
+
+        And whether Ctrl-C came while it was summed up and written.
+        """
         from pocketllm.bench.analysis.calibration import summarize
 
         if self.writer is None:
             assert self.earlier is not None, "no run has ended"
-            return self.earlier.path
-        return self.writer.finish({"summary": summarize(self.rows)}, complete=complete)
+            return self.earlier.path, False
+        return self.writer.finish_with(lambda: {"summary": summarize(self.rows)}, complete=complete)
 
 
 def measure(calibration: Calibration, options: "EngineOptions") -> bool:
@@ -239,9 +245,10 @@ def measure(calibration: Calibration, options: "EngineOptions") -> bool:
                     progress.begin()
                     settings = calibration.next_settings(Path(scratch))
                     outcome = Run(settings, rig, gate(calibration, options), progress).run()
+                    if outcome.document["complete"]:
+                        calibration.take(outcome)
                     if outcome.interrupted:
                         return True
-                    calibration.take(outcome)
             finally:
                 rig.close()
         except KeyboardInterrupt:

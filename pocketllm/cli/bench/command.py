@@ -1,6 +1,7 @@
 """`pocketllm bench`: is B different from A, by how much, and could this run have known?"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ from pocketllm.cli.bench.values import (
 from pocketllm.cli.output import EXIT_INTERRUPTED, command, reader_may_leave, say, write_json
 
 if TYPE_CHECKING:
-    from pocketllm.bench.run import Settings
+    from pocketllm.bench.run import Outcome, Settings
     from pocketllm.engine.options import EngineOptions
 
 EPILOG = """Examples:
@@ -213,18 +214,10 @@ def finish(
     from pocketllm.bench.analysis.verdict import Require, exit_code
     from pocketllm.bench.record import judged_words
     from pocketllm.bench.reports.text import render
-    from pocketllm.bench.run import Run
-    from pocketllm.bench.targets.gate import golden_gate
-    from pocketllm.bench.targets.rig import open_rig
     from pocketllm.evidence.pages.layout import columns
 
     refuse_before_loading(settings, options)
-    with bar_or_lines() as progress:
-        rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")
-        try:
-            outcome = Run(settings, rig, lambda rig, arm: golden_gate(rig, arm, options), progress).run()
-        finally:
-            rig.close()
+    outcome = measure(settings, options)
     with reader_may_leave():
         if as_json:
             write_json({**outcome.document, "record": outcome.path.name})
@@ -234,9 +227,31 @@ def finish(
     if on_end is not None:
         on_end(outcome.document)
     if outcome.interrupted:
+        say("interrupted" + ": the record was whole by then" * bool(outcome.document["complete"]))
         raise typer.Exit(EXIT_INTERRUPTED)
     code = exit_code(judged_words(outcome.document), fail_on_slower, Require(require) if require else None)
     raise typer.Exit(code)
+
+
+def measure(settings: "Settings", options: "EngineOptions") -> "Outcome":
+    """Open the arms, run, close them. Ctrl-C once the record is written hides nothing of it."""
+    from pocketllm.bench.run import Run
+    from pocketllm.bench.targets.gate import golden_gate
+    from pocketllm.bench.targets.rig import open_rig
+
+    outcome = None
+    try:
+        with bar_or_lines() as progress:
+            rig = open_rig(settings.arm_set, options, progress.say, settings.directory / "logs")
+            try:
+                outcome = Run(settings, rig, lambda rig, arm: golden_gate(rig, arm, options), progress).run()
+            finally:
+                rig.close()
+    except KeyboardInterrupt:
+        if outcome is None:
+            raise
+        outcome = replace(outcome, interrupted=True)
+    return outcome
 
 
 def refuse_before_loading(settings: "Settings", options: "EngineOptions") -> None:

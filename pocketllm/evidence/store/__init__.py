@@ -12,7 +12,6 @@ New runs land in `records/local/` of the working directory (or the user's data f
 from pocketllm.evidence.store.folders import LOCAL, files_in, record_dir, search_dirs
 from pocketllm.evidence.store.keeping import ULID, keep
 from pocketllm.evidence.store.reading import Record, list_records, load_record, read_frame, read_record
-from pocketllm.evidence.store.signals import signals_held
 from pocketllm.evidence.store.writing import FREE_TEXT, RecordWriter, new_ulid, utc_now
 
 __all__ = [
@@ -30,6 +29,5 @@ __all__ = [
     "read_record",
     "record_dir",
     "search_dirs",
-    "signals_held",
     "utc_now",
 ]

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -86,6 +86,18 @@ class RecordWriter:
             return self.path
         with signals_held():
             return self._finish(extra_document or {}, complete)
+
+    def finish_with(self, ending: Callable[[], Mapping[str, Any]], *, complete: bool = True) -> tuple[Path, bool]:
+        """`finish` with what `ending` makes; and whether Ctrl-C came meanwhile, which waits: the file is whole then."""
+        try:
+            with signals_held():
+                self.finish(ending(), complete=complete)
+        except KeyboardInterrupt:
+            if self.path is None:
+                raise
+            return self.path, True
+        assert self.path is not None
+        return self.path, False
 
     def _finish(self, extra_document: Mapping[str, Any], complete: bool) -> Path:
         document = {**self.document, **scrub(schema.plain(dict(extra_document)))}
