@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import types
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pocketllm.errors import OptionError, RecordError, UnsupportedFeatureError
 from pocketllm.evidence import schema
 from pocketllm.evidence.query.difference import difference
 from pocketllm.evidence.query.frames import Frames
-from pocketllm.evidence.query.sql import ask
+from pocketllm.evidence.query.sql import ask, num_queries
 from pocketllm.evidence.query.trend import trends
 from pocketllm.evidence.query.verify import verify
 from pocketllm.evidence.store import RecordWriter, keep, read_record
@@ -209,7 +210,14 @@ def test_an_empty_query_is_refused_in_a_sentence(tmp_path: Path, query: str) -> 
 
 
 @pytest.mark.parametrize(
-    "query", ["select 1; select 2", "create temp table t as select 1; from t", "select arm from results; selec 1"]
+    "query",
+    [
+        "select 1; select 2",
+        "select 1;select 1;",
+        "pivot results on arm;pivot results on arm",
+        "create temp table t as select 1; from t",
+        "select arm from results; selec 1",
+    ],
 )
 def test_of_two_queries_none_is_answered_unseen(tmp_path: Path, query: str) -> None:
     with pytest.raises(OptionError, match=r"^(2 queries were given, and the answer is to one: |the query cannot)"):
@@ -228,6 +236,35 @@ def test_a_pivot_is_one_query(tmp_path: Path) -> None:
     bench(tmp_path)
 
     assert ask(Frames.load(tmp_path), "pivot results on arm using count(*)").columns[-1] == "b"
+
+
+class OldStatement:
+    """A statement as DuckDB 1.1 to 1.4 tell it."""
+
+    def __init__(self, kind: str, text: str | None) -> None:
+        self.type = types.SimpleNamespace(name=kind)
+        self.text = text
+
+    @property
+    def query(self) -> str:
+        if self.text is None:
+            raise IndexError("basic_string::substr: __pos (which is 30) > this->size() (which is 0)")
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [
+        ([("CREATE", ""), ("CREATE", ""), ("SELECT", "")], 1),
+        ([("CREATE", ""), ("SELECT", ""), ("CREATE", ""), ("SELECT", None)], 2),
+        ([("SELECT", "select 1"), ("CREATE", ""), ("SELECT", None)], 2),
+        ([("CREATE", "create temp table t as select 1"), ("SELECT", " from t")], 2),
+        ([("SELECT", "select 1"), ("SELECT", "select 1")], 2),
+    ],
+    ids=str,
+)
+def test_statements_of_an_older_duckdb_are_counted_as_queries(told: list[tuple[str, str | None]], count: int) -> None:
+    assert num_queries([OldStatement(*words) for words in told]) == count
 
 
 def test_without_duckdb_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """SQL over records: DuckDB with the views runs, requests, slots and results, and nothing else within reach."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,7 @@ def ask(frames: Frames, query: str) -> Answer:
                 connection.register(view, getattr(frames, view))
         connection.execute("set enable_external_access = false; set lock_configuration = true")
         try:
-            # by their texts: older versions make several statements of one `pivot`, all with the text of it
-            count = len({statement.query for statement in connection.extract_statements(query)})
+            count = num_queries(connection.extract_statements(query))
             if count > 1:
                 raise OptionError(
                     f"{count} queries were given, and the answer is to one: ask each by itself, or name what one needs "
@@ -59,6 +59,15 @@ def ask(frames: Frames, query: str) -> Answer:
             return Answer(columns, tuple(found.fetchall()))
         except duckdb.Error as error:
             raise OptionError(f"the query cannot be answered: {sentence(error)}; views: {', '.join(VIEWS)}") from error
+
+
+def num_queries(statements: Sequence[Any]) -> int:
+    """How many queries DuckDB's statements are.
+
+    Before 2.0 a `pivot` is a CREATE for each column that it spreads, without a text, and then its SELECT, whose text
+    may not even be asked for (IndexError).
+    """
+    return sum(statement.type.name != "CREATE" or statement.query != "" for statement in statements)
 
 
 def sentence(error: Exception) -> str:
