@@ -9,7 +9,7 @@ from typing import Any
 from pocketllm.bench.analysis.contrasts import Analysis, Question
 from pocketllm.bench.analysis.entry import result_entry
 from pocketllm.bench.analysis.rules import RULES_VERSION, rules_sha256
-from pocketllm.bench.analysis.verdict import Word
+from pocketllm.bench.analysis.verdict import Word, slowest
 from pocketllm.bench.arm import Arm, claim
 from pocketllm.bench.scenarios.contract import Point, Scenario
 from pocketllm.bench.scenarios.prompts import GENERATOR_VERSION, PROMPTS, ids_sha256
@@ -183,9 +183,9 @@ def seconds_per_slot(document: Mapping[str, Any], scenario: Scenario) -> float |
 
 
 def judged_words(document: Mapping[str, Any]) -> list[tuple[Word, float, float]]:
-    """(word, upper end of the time ratio − 1, margin) of every judged contrast, as `verdict.exit_code` reads them."""
+    """(word, `slowest` time ratio − 1, margin) of every judged contrast, as `verdict.exit_code` reads them."""
     words = [
-        (Word(result["verdict"]), result["high"] - 1.0, result["margin"])
+        (Word(result["verdict"]), slowest(result), result["margin"])
         for result in document.get("results") or ()
         if result.get("verdict") is not None
     ]

@@ -10,9 +10,11 @@ import pytest
 
 from pocketllm.bench.analysis import conditions, validity
 from pocketllm.bench.analysis.contrasts import Analysis, Question, analyze
+from pocketllm.bench.analysis.entry import result_entry
 from pocketllm.bench.analysis.validity import Check, Measured, Severity
-from pocketllm.bench.analysis.verdict import Word
+from pocketllm.bench.analysis.verdict import Require, Word, exit_code
 from pocketllm.bench.arm import Arm, ArmSet, Isolation, Role
+from pocketllm.bench.record import judged_words
 from pocketllm.bench.scenarios import find_scenario
 from pocketllm.bench.schedule import Slot, order
 from pocketllm.bench.targets.contract import Sample
@@ -284,6 +286,22 @@ def test_a_small_difference_of_the_null_arm_leaves_large_ones_of_others_their_wo
     assert next(r.verdict.word for r in analysis.results if r.arm == "b" and r.verdict) is Word.FASTER
     nearly = measure(cost=lambda slot: {"null": 1.004, "b": 1.012}.get(slot.arm, 1.0))
     assert next(r.verdict.word for r in nearly.results if r.arm == "b" and r.verdict) is Word.SMALL
+
+
+def test_a_gate_leaves_room_for_what_the_null_arm_showed() -> None:
+    analysis = measure(cost=lambda slot: {"null": 1.004, "b": 1.0085}.get(slot.arm, 1.0))
+    question = Question(SCENARIO, ARMS, (), {"decode": 0.01}, steady_start=None)
+    entries = [result_entry(question, result) for result in analysis.results]
+    [judged] = [entry for entry in entries if entry["arm"] == "b" and entry["metric"] == "decode"]
+
+    assert judged["bias"] == pytest.approx(0.004, rel=0.25)
+    assert judged["high"] < 1 + judged["margin"] < judged["high"] * (1 + judged["bias"])
+    document = {"valid": True, "results": [judged]}
+    assert exit_code(judged_words(document), require=Require.SAME_OR_FASTER) == 4
+    assert (
+        exit_code(judged_words({"valid": True, "results": [{**judged, "bias": 0.0}]}), require=Require.SAME_OR_FASTER)
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

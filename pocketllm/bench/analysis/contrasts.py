@@ -56,6 +56,8 @@ class Result:
     robust: tuple[float, float, float]
     margin: float
     floor: Floor | None
+    bias: float
+    """Of the null arm, where it is more than chance; see `verdict.Evidence`."""
     verdict: Verdict | None
     adjusted_p: float | None
     num_outliers: int
@@ -260,6 +262,7 @@ def result_of(
         robust=item.robust,
         margin=margin,
         floor=floor,
+        bias=bias,
         verdict=verdict,
         adjusted_p=adjusted_p(family, item, item.fit),
         num_outliers=len(item.outlying),

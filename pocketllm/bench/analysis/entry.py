@@ -31,6 +31,7 @@ def result_entry(question: Question, result: Result) -> dict[str, Any]:
         "robust": [math.exp(value) if math.isfinite(value) else None for value in result.robust],
         "floor": None if result.floor is None else math.expm1(result.floor.value),
         "floor_source": None if result.floor is None else result.floor.source,
+        "bias": math.expm1(result.bias),
         "margin": result.margin,
         "mde": stats.minimum_detectable_effect(sd, fit.n, fit.df),
         "blocks_to_resolve": stats.blocks_to_resolve(sd, result.margin, k) if fit.unit == "block" else None,

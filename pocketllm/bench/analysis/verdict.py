@@ -1,9 +1,10 @@
 """From a contrast to a word: INVALID, FASTER or SLOWER, SAME, SMALL, NOT DISTINGUISHABLE; pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from pocketllm.bench.analysis.stats import Fit, bonferroni_level
 from pocketllm.bench.arm.settings import Isolation
@@ -125,7 +126,7 @@ def estimators_agree(evidence: Evidence, low: float, high: float) -> bool:
 def exit_code(
     verdicts: Sequence[tuple[Word, float, float]], fail_on_slower: bool = False, require: Require | None = None
 ) -> int:
-    """Exit code of a run from each candidate's (word, upper end of its time ratio − 1, margin).
+    """Exit code of a run from each candidate's (word, `slowest` time ratio − 1, margin).
 
     3 INVALID · 1 a gate says SLOWER · 4 under-powered under `--require` · 0 otherwise.
     """
@@ -138,6 +139,11 @@ def exit_code(
     if require is Require.SAME_OR_FASTER and any(upper >= margin for _, upper, margin in verdicts):
         return 4
     return 0
+
+
+def slowest(result: Mapping[str, Any]) -> float:
+    """The largest time ratio − 1 that a recorded result leaves open: the interval's end and the bias that was seen."""
+    return float(result["high"]) * (1 + float(result.get("bias", 0.0))) - 1
 
 
 def is_slower(word: Word) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from pocketllm.bench.analysis.verdict import Require, Word, exit_code
+from pocketllm.bench.analysis.verdict import Require, Word, exit_code, slowest
 from pocketllm.bench.record import judged_words
 from pocketllm.bench.reports.words import sentences
 from pocketllm.evidence.ci_text import MAX_SUMMARY_BYTES, annotation, cell, clean, limited, shorten
@@ -58,7 +58,7 @@ def cases(document: Document, require: Require | None) -> list[Case]:
 
 def state_of(result: Mapping[str, Any], require: Require | None) -> str:
     """What the gate says of one contrast."""
-    code = exit_code([(Word(result["verdict"]), result["high"] - 1, result["margin"])], True, require)
+    code = exit_code([(Word(result["verdict"]), slowest(result), result["margin"])], True, require)
     return {0: PASSED, 1: FAILED, 3: ERROR, 4: FAILED}[code]
 
 

@@ -128,8 +128,9 @@ def bench(
 ) -> None:
     """Compare arms, interleaved and paired, with a null arm; say what can be said, and keep a record.
 
-    The null arm (the baseline again) joins by itself: a difference between A and A makes the run INVALID. Verdicts:
-    FASTER, SLOWER, SAME, SMALL, NOT DISTINGUISHABLE, INVALID. Any valid verdict exits 0; 3 is INVALID or not judged.
+    The null arm (the baseline again) joins by itself: a difference between A and A of more than half the margin makes
+    the run INVALID, a smaller one counts against every verdict. Verdicts: FASTER, SLOWER, SAME, SMALL,
+    NOT DISTINGUISHABLE, INVALID. Any valid verdict exits 0; 3 is INVALID or not judged.
     """
     if context.invoked_subcommand is not None:
         refuse_own_flags(context)

@@ -28,6 +28,7 @@ RUN_COLUMNS = (
 RESULT_COLUMNS = (
     *("run_id", "started_utc", "scenario", "isolation", "valid", "metric", "arm", "role", "unit", "primary", "n"),
     *("n_unit", "ratio", "low", "high", "estimate", "se", "df", "sd", "p_holm", "floor", "margin", "mde"),
+    "bias",
     *("verdict", "reason", "outlying_blocks", "flips_without_outliers"),
 )
 SLOT_KEY = ["run_id", "start", "superblock", "block", "slot", "position", "prev_arm", "arm", "arm_role", "point"]
