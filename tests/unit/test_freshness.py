@@ -1,5 +1,6 @@
 """Freshness: stale by the first commit that changed what a claim rests on, and by nothing else."""
 
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -239,6 +240,26 @@ def test_freshness_is_unknown_outside_a_checkout(tmp_path: Path) -> None:
     proved = Proof(1, "", "0", "", "golden", {"commit": "0" * 40, "dirty": False}, "cpu", None, (), {})
 
     assert judged(proved, "llama", History(tmp_path)).freshness == "unknown"
+
+
+def test_a_golden_proof_is_stale_without_the_answers_that_it_compared(checkout: Path) -> None:
+    folder = checkout / "records" / "fixtures" / "tiny"
+    folder.mkdir(parents=True)
+    for case in ("one", "two"):
+        (folder / f"{case}.json").write_text(json.dumps({"case": case, "paths": ["generate"]}))
+        key = {"backend": "cpu", "numerics_version": "cpu-2"}
+        (folder / f"{case}.cpu.json").write_text(json.dumps({"case": case, "hard_key": key}))
+    commit(checkout)
+    proved = replace(proof(checkout), numerics="cpu-2")
+    row = LadderRow("tiny", "gpt-oss", "0" * 64, "cpu", 3, "unknown", (proved,), "")
+
+    assert freshened([row], checkout / "records")[0].freshness == "current"
+    key = {"backend": "cpu", "numerics_version": "cpu-1"}
+    (folder / "two.cpu.json").write_text(json.dumps({"case": "two", "hard_key": key}))
+    [found] = freshened([row], checkout / "records")
+    assert (found.freshness, found.because) == ("stale", "no answer by cpu-2 is kept for case two")
+    for other in (replace(proved, kind="bench"), replace(proved, numerics="")):
+        assert freshened([replace(row, proofs=(other,))], checkout / "records")[0].freshness == "current"
 
 
 def test_a_row_is_as_fresh_as_its_worst_proof_and_says_why(checkout: Path) -> None:

@@ -2,7 +2,8 @@
 
 current     nothing under `pocketllm/` has changed since
 recent      something has, but nothing that the claim rests on
-stale       the claim rests on code that does something else now; the sentence names the first commit that made it so
+stale       the claim rests on code that does something else now; the sentence names the first commit that made it so;
+            or the answers that a golden run compared are not kept
 unknown     the proof names no commit, was made from uncommitted changes, or its commit is not in this checkout
 superseded  the catalog serves other weights under this name now (said by `model_pages.Source`)
 
@@ -20,6 +21,7 @@ from typing import Any
 from pocketllm.evidence.ladder.history import History
 from pocketllm.evidence.ladder.meaning import imported, meaning
 from pocketllm.evidence.ladder.rows import UNKNOWN, LadderRow, Proof
+from pocketllm.evidence.ladder.suite import unanswered
 
 CURRENT, RECENT, STALE, SUPERSEDED = "current", "recent", "stale", "superseded"
 WORST_LAST = (CURRENT, RECENT, UNKNOWN, STALE)
@@ -110,7 +112,12 @@ def shared_names(family: str, read: Callable[[str], bytes | None]) -> Names:
 def freshened(rows: Iterable[LadderRow], records: Path) -> list[LadderRow]:
     """Rows with the freshness of each proof and, as their own, the worst of these."""
     history = History(records)
-    return [with_proofs(row, [judged(proof, row.architecture, history) for proof in row.proofs]) for row in rows]
+    return [
+        with_proofs(
+            row, [answered(judged(proof, row.architecture, history), row.model, records) for proof in row.proofs]
+        )
+        for row in rows
+    ]
 
 
 def with_proofs(row: LadderRow, proofs: Sequence[Proof]) -> LadderRow:
@@ -119,6 +126,17 @@ def with_proofs(row: LadderRow, proofs: Sequence[Proof]) -> LadderRow:
     if worst is None:
         return replace(row, freshness=UNKNOWN)
     return replace(row, proofs=tuple(proofs), freshness=worst.freshness, because=worst.because)
+
+
+def answered(proof: Proof, model: str, records: Path) -> Proof:
+    """A golden proof is stale without the answers that it compared: whoever repeats it here finds others, or none."""
+    if proof.kind != "golden" or not proof.numerics or proof.freshness == STALE:
+        return proof
+    cases = unanswered(records, model, proof.backend, proof.numerics)
+    if not cases:
+        return proof
+    because = f"no answer by {proof.numerics} is kept for case{'s' * (len(cases) > 1)} {', '.join(cases)}"
+    return replace(proof, freshness=STALE, because=because)
 
 
 def judged(proof: Proof, architecture: str, history: History) -> Proof:

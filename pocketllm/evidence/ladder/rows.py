@@ -69,6 +69,8 @@ class Proof:
     """Hard facts of the machine it was made on."""
     served: bool = False
     """Whether it was asked over HTTP."""
+    numerics: str = ""
+    """Version of the arithmetic that answered, where the record names one."""
     freshness: str = UNKNOWN
     because: str = ""
     """What made it less than current, in a sentence."""
@@ -90,6 +92,7 @@ def proof(item: Evidence, what: str, served: bool = False) -> Proof:
         quant_types=tuple(sorted(item.quant_types)),
         machine=hard if isinstance(hard, Mapping) else {},
         served=served,
+        numerics=str(item.plan.get("numerics_version") or ""),
     )
 
 

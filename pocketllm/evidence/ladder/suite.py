@@ -71,6 +71,22 @@ def suites_of(records: Path) -> dict[str, Suite]:
     return {model: suite_of(cases) for model, cases in found.items()}
 
 
+def unanswered(records: Path, model: str, backend: str | None, numerics: str) -> list[str]:
+    """Cases of a model that have no kept answer by this backend's arithmetic: nothing here could be compared with it.
+
+    Raises RecordError for a file that cannot be read.
+    """
+    cases, answered = set(), set()
+    for path in sorted((records / "fixtures" / model).glob("*.json")):
+        found = read_case(path)
+        key = found.get("hard_key")
+        if found.get("paths"):
+            cases.add(str(found.get("case")))
+        elif isinstance(key, Mapping) and (key.get("backend"), key.get("numerics_version")) == (backend, numerics):
+            answered.add(str(found.get("case")))
+    return sorted(cases - answered)
+
+
 def suite_of(cases: Sequence[Case]) -> Suite:
     """What these cases ask, and what they leave out."""
     pairs = {(str(case.get("case")), entry_point(str(way))) for case in cases for way in case.get("paths") or ()}
