@@ -1,8 +1,10 @@
 """`pocketllm bench` as a user runs it: on a tiny checkpoint in process, and against a server of our own."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +94,54 @@ def test_decode_by_url_is_a_served_record_as_json(bench: Bench, tiny_server: Ser
         "prefill",
         "first_decode",
     } or "V09" in lost
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> list[str]:
+    """The hub's library over a file that lies in its cache once it is downloaded; what was downloaded."""
+    library = pytest.importorskip("huggingface_hub", reason="missing-extra: hub")
+    fetched: list[str] = []
+
+    def download(_: str, file_name: str, **__: object) -> str:
+        fetched.append(file_name)
+        print("downloading", file=sys.stderr)
+        return str(tiny_gguf)
+
+    monkeypatch.setattr(library, "try_to_load_from_cache", lambda *_, **__: str(tiny_gguf) if fetched else None)
+    monkeypatch.setattr(library, "get_hf_file_metadata", lambda url, timeout: SimpleNamespace(size=2_500_000))
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    return fetched
+
+
+@pytest.mark.parametrize("arm", ["b:prefill_chunk=8", "b:model=hf:o/r/f.gguf"])
+def test_a_plan_fetches_nothing_from_the_hub(bench: Bench, hub: list[str], arm: str) -> None:
+    common = [] if "hf:" in arm else ["--model", "hf:o/r/f.gguf"]
+    answer = bench("--arms", "base", "--arms", arm, "--plan", "--json", *common)
+
+    assert (answer.exit_code, hub) == (0, []), answer.output
+    note = "hf:o/r/f.gguf is not here yet: the run fetches it, and its limits are not known before"
+    assert json.loads(answer.stdout)["notes"] == [note]
+
+    hub.append("now it is in the cache")
+    answer = bench("--arms", "base", "--arms", arm, "--plan", *common, "--input-len", "100000")
+    assert (answer.exit_code, "and max_model_len is 512" in answer.stderr, len(hub)) == (2, True, 1)
+
+
+@pytest.mark.parametrize("arm", ["b:prefill_chunk=8", "b:via=engine,model=hf:o/r/f.gguf"])
+def test_a_run_says_what_it_fetches_from_the_hub_before_it_does(bench: Bench, hub: list[str], arm: str) -> None:
+    common = [] if "hf:" in arm else ["--model", "hf:o/r/f.gguf"]
+    answer = bench("--scenario", "prefill", *SHORT, "--starts", "1", "--arms", "base", "--arms", arm, *common)
+
+    assert hub, answer.output
+    assert "fetching f.gguf of o/r from the hub: 2 MB" in answer.stderr.partition("downloading")[0]
+
+
+def test_a_hub_name_that_cannot_be_is_refused_in_a_sentence(bench: Bench) -> None:
+    pytest.importorskip("huggingface_hub", reason="missing-extra: hub")
+    answer = bench("--arms", "base", "--arms", "b:prefill_chunk=8", "--model", "hf:o/r--r/f.gguf", "--plan")
+
+    assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1), answer.output
+    assert answer.stderr.startswith("error: hf:o/r--r/f.gguf: the hub said no: ")
 
 
 def test_a_plan_runs_nothing(bench: Bench, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pocketllm.bench.analysis import stats
@@ -118,8 +119,6 @@ def foresee(scenario: Scenario, arm_set: ArmSet, options: EngineOptions) -> list
 
     Reads headers and looks for programs; loads no weights, fetches no model and asks no server.
     """
-    from pocketllm.engine.weights.catalog import CATALOG, is_cached
-
     own = []
     for arm in arm_set.arms:
         api_key(arm)
@@ -130,12 +129,18 @@ def foresee(scenario: Scenario, arm_set: ArmSet, options: EngineOptions) -> list
         elif arm.url is None:
             own.append(arm)
             refuse_needs(scenario, arm)
-    entry = CATALOG.get(options.model)
-    if entry is not None and not is_cached(entry):
-        return [f"{options.model} is not here yet: the run fetches it, and its limits are not known before"]
-    contexts = [context_of(arm, options) for arm in own]
+    asked = [effective_options(arm, options) for arm in own]
+    paths = {model: local_path(model) for model in (options.model, *(effective.model for effective in asked))}
+    remarks = [
+        f"{model} is not here yet: the run fetches it, and its limits are not known before"
+        for model, path in paths.items()
+        if path is None
+    ]
+    contexts = [context_of(one, path) for one in asked if (path := paths[one.model]) is not None]
     left_out = scenario.within(min(contexts))[1] if contexts and scenario.meters is None else ()
-    return [f"left out, longer than a context of {min(contexts)}: {', '.join(left_out)}"] if left_out else []
+    if left_out:
+        remarks.append(f"left out, longer than a context of {min(contexts)}: {', '.join(left_out)}")
+    return remarks
 
 
 def refuse_needs(scenario: Scenario, arm: Arm) -> None:
@@ -146,17 +151,50 @@ def refuse_needs(scenario: Scenario, arm: Arm) -> None:
         raise OptionError(refusal)
 
 
-def context_of(arm: Arm, options: EngineOptions) -> int:
-    """Longest prompt plus answer of an arm of this engine; raises whatever says that it cannot run."""
+def context_of(options: EngineOptions, path: Path) -> int:
+    """Longest prompt plus answer of an engine with these options; raises whatever says that it cannot run."""
     from pocketllm.engine.load import plan_and_open
-    from pocketllm.engine.weights.catalog import model_name, resolve_model
+    from pocketllm.engine.weights.catalog import model_name
     from pocketllm.engine.weights.checkpoint import open_checkpoint
 
-    effective = effective_options(arm, options)
-    path = resolve_model(effective.model)
     checkpoint = open_checkpoint(path)
     try:
-        plan, _ = plan_and_open(effective, checkpoint, model_name(path))
+        plan, _ = plan_and_open(options, checkpoint, model_name(path))
         return plan.limits.max_model_len
     finally:
         checkpoint.close()
+
+
+def local_path(model: str) -> Path | None:
+    """Where a model lies on this machine; None for one that a run would fetch first. Asks no network.
+
+    ModelNotFoundError when nothing answers to the name.
+    """
+    from pocketllm.engine.weights.catalog import CATALOG, HUB_PREFIX, is_cached, resolve_model
+
+    if model.startswith(HUB_PREFIX):
+        return hub_path(model)
+    entry = CATALOG.get(model)
+    if entry is not None and not is_cached(entry) and not Path(model).is_file():
+        return None
+    return resolve_model(model)
+
+
+def hub_path(model: str) -> Path | None:
+    """The first file of a hub model where all of them lie in the hub's cache."""
+    from pocketllm.engine.weights.checkpoint import shard_paths
+    from pocketllm.engine.weights.fetching import hub
+
+    repository, file_name, revision = hub.parse(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:
+        return hub.fetch_from_hub(model)  # refuses, and says what to install
+    folder = PurePosixPath(file_name).parent
+    names = [str(folder / shard.name) for shard in shard_paths(Path(PurePosixPath(file_name).name))]
+    try:
+        found = [try_to_load_from_cache(repository, name, revision=revision) for name in names]
+    except ValueError:  # a name that the hub cannot have
+        return hub.fetch_from_hub(model)  # refuses, and says why
+    here = [Path(path) for path in found if isinstance(path, str)]
+    return here[0] if len(here) == len(names) else None

@@ -181,6 +181,8 @@ def open_processes(arm_set: ArmSet, options: "EngineOptions", say: Say, logs: Pa
     for arm in arm_set.arms:
         if arm.launch is not None:
             require_program(arm.name, arm.launch.words({})[0])  # before another arm is started for nothing
+        elif "model" in arm.options:  # a process would fetch it silently, and be waited for
+            resolve_model(str(arm.options["model"]), say)
     path = resolve_model(options.model, say)
     checkpoint = open_checkpoint(path)
     folder = logs or record_dir() / "logs"
