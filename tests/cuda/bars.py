@@ -39,10 +39,19 @@ MORE: dict[str, Sequence[str]] = {
 """What else is asked of 8B Q4_K_M; time to the first token over HTTP is 512 times that run's prefill."""
 
 
+def checkpoint_of(row: str) -> str:
+    """The name in FILES of what a row asks."""
+    return row if row in FILES else "8b-q4_k_m"
+
+
+def path_of(name: str, folder: Path) -> Path:
+    return folder / f"{name}.gguf"
+
+
 def file_of(row: str, folder: Path) -> Path:
     """A row's checkpoint, made where it is not there yet."""
-    name = row if row in FILES else "8b-q4_k_m"
-    path = folder / f"{name}.gguf"
+    name = checkpoint_of(row)
+    path = path_of(name, folder)
     if not path.exists():
         start, part = time.perf_counter(), path.with_suffix(".part")
         write(part, *FILES[name])

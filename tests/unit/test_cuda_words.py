@@ -10,7 +10,7 @@ from tests.cuda import words
 from tests.cuda.interpreter import ROOT
 
 DRIVERS = (
-    "bars",
+    *("bars", "evidence", "first_tokens"),
     *("compressed", "families", "file", "hybrid", "indexed", "interpreted", "invariance", "invariant_model", "kernels"),
     *("kimi", "latent", "latent_times", "loading", "mixtures", "model", "operations", "overlap", "recurrent"),
     "together",
