@@ -111,7 +111,14 @@ def of_kind(ops: CudaOps, compute: Computed, x: torch.Tensor, is_prompt: bool) -
 
 # -- engines
 def interpret() -> None:
-    """Have the engine find this backend on a machine without a GPU."""
+    """Have the engine find this backend on a machine without a GPU, and sums of the interpreter's products not depend
+    on how many rows they have: BLAS takes others for them on some processors."""
+    multiplied = np.matmul
+
+    def summed_in_double(a: Any, b: Any, dtype: Any = None) -> Any:
+        return multiplied(a.astype(np.float64), b.astype(np.float64)).astype(dtype or np.result_type(a, b))
+
+    patch.object(np, "matmul", summed_in_double).start()  # until the process ends
     facts = replace(read_facts(), gpus=("Triton's interpreter",))
 
     def opened(name: str, wishes: BackendOptions) -> Backend:
@@ -121,7 +128,7 @@ def interpret() -> None:
     def offered(name: str, wishes: BackendOptions) -> list[BackendBid]:
         return [BackendBid(name, declare(facts, wishes), "interpreted")]
 
-    patch.multiple(select, offers=offered, open_backend=opened).start()  # until the process ends
+    patch.multiple(select, offers=offered, open_backend=opened).start()
 
 
 def engine(name: str, batch_invariant: bool) -> LLM:

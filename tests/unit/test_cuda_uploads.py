@@ -134,7 +134,8 @@ def test_as_much_memory_is_taken_as_pieces_are_ahead_however_large_a_matrix(
     for given in (source, np.zeros(1600 * 68, np.uint8)):
         assert matrices.load(given, quant_type, (rows, cols), Uploads(CPU)).rows == rows
 
-        assert most <= uploads.AHEAD + 4  # one is being used, others that were are not forgotten yet; pieces are 100
+        # one is being used; a thread may still hold the last that it read; pieces are 100
+        assert most <= uploads.AHEAD + 1 + uploads.READERS
 
 
 def test_an_array_of_another_size_is_refused() -> None:
