@@ -76,7 +76,10 @@ def test_what_the_instrument_sees_between_a_and_a_counts_against_every_word() ->
     assert judge(evidence(-3.0, 0.3, bias=biased)).word is Word.FASTER
     assert judge(evidence(0.4, 0.2)).word is Word.SAME
     assert judge(evidence(0.4, 0.2, bias=biased)).word is not Word.SAME
-    assert judge(evidence(0.1, 0.2, bias=biased)).word is Word.SAME
+    assert judge(evidence(0.1, 0.2)).reason == "the 90 % interval lies inside ±0.01 of 1"
+    verdict = judge(evidence(0.1, 0.2, bias=biased))
+    assert (verdict.word, verdict.reason) == (Word.SAME, "the 90 % interval lies inside ±0.006 of 1")
+    assert "beyond the margin and what the null arm showed" in judge(evidence(3.0, 0.3, bias=biased)).reason
 
 
 def test_same_is_never_widened_by_the_noise_floor() -> None:

@@ -151,10 +151,10 @@ def contrast_checks(question: Question, contrasts: Sequence["Contrast"]) -> list
     for item in contrasts:
         if item.metric not in primary:
             continue
+        margin = question.margin(item.metric)
         if item.role is Role.NULL:
-            margin = question.margin(item.metric)
             checks += validity.null_check(item.metric, item.fit, margin, len(primary))
-        checks += validity.order_checks(item.metric, item.arm, item.fit, len(names), question.margin(item.metric))
+        checks += validity.order_checks(item.metric, item.arm, item.fit, len(names), margin)
     return checks
 
 

@@ -90,11 +90,12 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(Word.NOT_DISTINGUISHABLE, "the two estimators disagree")
     if is_beyond(evidence, edge + evidence.bias):
         word = Word.SLOWER if estimate > 0 else Word.FASTER
-        return Verdict(word, "the interval lies beyond the margin and the difference beyond the noise floor")
+        seen = " and what the null arm showed" if evidence.bias else ""
+        return Verdict(word, f"the interval lies beyond the margin{seen} and the difference beyond the noise floor")
     inner_low, inner_high = (float(end) for end in fit.interval(EQUIVALENCE_LEVEL))
     inner_edge = edge - evidence.bias
     if -inner_edge < inner_low and inner_high < inner_edge:
-        return Verdict(Word.SAME, f"the 90 % interval lies inside ±{evidence.margin:.2g} of 1")
+        return Verdict(Word.SAME, f"the 90 % interval lies inside ±{math.expm1(inner_edge):.2g} of 1")
     if low > 0 or high < 0:
         return Verdict(Word.SMALL, "a difference, but below what this rig can defend")
     return Verdict(Word.NOT_DISTINGUISHABLE, "the interval holds both no difference and one that matters")
