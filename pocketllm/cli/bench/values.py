@@ -15,6 +15,8 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 LONGEST_S = 366 * 24 * 3600.0
 MOST_TOKENS = 10_000_000
 """More than any model's context: a server at an address may not tell its own, and a prompt so long is never made."""
+SHOWN = 40
+"""Bytes of what somebody typed, in a sentence."""
 UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -64,14 +66,10 @@ def at_least_one(flag: str, value: int | None) -> None:
 def at_most(flag: str, value: int | None, most: int, why: str = "more than anybody waits for") -> None:
     """Refuse what is too much."""
     from pocketllm.errors import OptionError
+    from pocketllm.evidence.ci_text import shorten
 
     if value is not None and value > most:
-        raise OptionError(f"{flag} {cut(str(value))} is above {most}, {why}")
-
-
-def cut(text: str) -> str:
-    """What somebody typed, short enough for a sentence."""
-    return text if len(text) <= 40 else text[:37] + "..."
+        raise OptionError(f"{flag} {shorten(str(value), SHOWN)} is above {most}, {why}")
 
 
 def at_least(flag: str, value: int, least: int) -> None:
@@ -97,6 +95,7 @@ def parse_until(text: str | None) -> float | None:
 def parse_duration(text: str | None, flag: str = "--budget", least: float | None = None) -> float | None:
     """Seconds of `150s`, `2.5m`, `1h` or a bare number; OptionError for anything else, or below `least` (above 0)."""
     from pocketllm.errors import OptionError
+    from pocketllm.evidence.ci_text import shorten
 
     if text is None:
         return None
@@ -105,7 +104,7 @@ def parse_duration(text: str | None, flag: str = "--budget", least: float | None
         raise OptionError(f"{flag} {text!r} is not a time such as 150s, 5m or 1h")
     seconds = float(match[1]) * UNITS[match[2]]
     if seconds > LONGEST_S:
-        raise OptionError(f"{flag} {cut(text)!r} is more than a year")
+        raise OptionError(f"{flag} {shorten(text, SHOWN)!r} is more than a year")
     return seconds
 
 
