@@ -30,6 +30,9 @@ TILE_BYTES = 200 << 10
 """Shared memory of a tile of queries and of keys and values that are multiplied or on their way."""
 MERGED_AT_ONCE = 16
 """Splits; part of the numerics version too."""
+TOGETHER, SPARE = 264, 4
+"""Programs that an H200 runs at once, two on each multiprocessor, and how many times as many are started at most, so
+that one long sequence among short ones is still shared. No sum depends on them."""
 WHOLE = 2
 """Splits' worth of keys that one program takes where sequences are several, if a sequence has no more: two programs and
 what puts them together take longer. Part of the numerics version too."""
@@ -182,16 +185,18 @@ def attend_singles(
     tile = SPLIT_TILE if SPLIT_TILE * each <= TILE_BYTES else SPLIT_TILE // 2
     tile_bytes = tile * each
     stages = SPLIT_STAGES if (SPLIT_STAGES - 1) * tile_bytes <= UNDER_WAY_BYTES else 1
+    programs = min(splits, max(1, SPARE * TOGETHER // (singles * kv_heads)))
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
-    kernels.split_kernel[(singles, kv_heads, splits)](
+    kernels.split_kernel[(singles, kv_heads, programs)](
         x, weight, angles, k, k_weight, v, sinks, batch.slot_mapping, *kept, batch.block_table, batch.seq_lens,
         batch.single_seqs, batch.single_tokens, parts, marks, arrivals, out,
         *((out, out) if halves is None else (halves.words, halves.marks)),
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
-        WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages,
+        WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages, SEQS=triton.next_power_of_2(singles),
+        TOGETHER=TOGETHER,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
         num_warps=SPLIT_WARPS, **SPLIT_REGISTERS.get(keys.element_size(), {}),
     )  # fmt: skip

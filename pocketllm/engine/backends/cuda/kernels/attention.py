@@ -155,36 +155,79 @@ def merged(
 
 
 @triton.jit
+def splits_of(length, window, SPLIT: tl.constexpr, WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The first key that is seen, how many keys a split has, the first split and the one after the last."""
+    low = length * 0
+    if HAS_WINDOW:
+        low = tl.maximum(length - window, 0)
+    size = low + SPLIT - low
+    if WHOLE > SPLIT:
+        size = tl.where(length > WHOLE, SPLIT, WHOLE)
+    return low, size, low // size, (length + size - 1) // size
+
+
+@triton.jit
+def splits_each(
+    own_splits, lengths, seqs, window, kv_heads, SEQS: tl.constexpr, TOGETHER: tl.constexpr, SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """How many of its sequence's splits a program takes in turn: TOGETHER programs run at once, and what each begins
+    and ends with takes as long as two or three tiles of keys."""
+    total = own_splits
+    if SEQS > 1:
+        other = tl.arange(0, SEQS)
+        is_in = other < tl.num_programs(0)
+        others = tl.load(lengths + tl.load(seqs + other, mask=is_in, other=0), mask=is_in, other=0)
+        _, _, first, past = splits_of(others, window, SPLIT, WHOLE, HAS_WINDOW)
+        total = tl.sum(past - first, 0)
+    fair, fewest = tl.cdiv(total * kv_heads, TOGETHER), tl.cdiv(own_splits, tl.num_programs(2))
+    return tl.maximum(tl.maximum(fair, fewest), 1)
+
+
+@triton.jit
+def put_part(
+    acc, largest, total, parts, marks, base, num_splits, split, GROUP: tl.constexpr, V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What one split gave its heads, for whoever puts splits together."""
+    g, e = tl.arange(0, acc.shape[0])[:, None], tl.arange(0, V_BLOCK)[None, :]
+    to = (base + g) * num_splits + split
+    tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
+    tl.store(marks + to * 2, largest[:, None], mask=g < GROUP)
+    tl.store(marks + to * 2 + 1, total[:, None], mask=g < GROUP)
+
+
+@triton.jit
 def split_kernel(
     q, weight, angles, k, k_weight, v, sinks, slots, keys, values, key_scales, value_scales, table, lengths, seqs,
     tokens, parts, marks, arrivals, out, out_halves, out_marks, q_stride, k_stride, v_stride, table_stride, kv_heads,
     num_splits, eps, k_eps, num_freq, scale, softcap, window, units,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    TILE: tl.constexpr, AT_ONCE: tl.constexpr, STAGES: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr,
-    HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
+    TILE: tl.constexpr, AT_ONCE: tl.constexpr, STAGES: tl.constexpr, SEQS: tl.constexpr, TOGETHER: tl.constexpr,
+    HAS_NORM: tl.constexpr, ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr, HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's keys against the GROUP query heads of one key head; the last program to finish of
-    those that share a sequence and key head puts their results together.
+    """Some splits of one sequence's keys, each by itself, against the GROUP query heads of one key head; the last
+    program to finish of those that share a sequence and key head puts their results together.
 
     A split has SPLIT keys, or all of a sequence that has no more than WHOLE, at least SPLIT. HAS_NEW: the token's own
     key and value come from k and v, and the last split writes them into the cache.
     parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp;
-    arrivals: int32 [sequences, key heads], 0 before and after.
+    arrivals: int32 [sequences, key heads], 0 before and after; SEQS: sequences, up to a power of two.
     """
     wait()
-    number, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    number, head = tl.program_id(0), tl.program_id(1)
     seq, token = tl.load(seqs + number), tl.load(tokens + number)
     length = tl.load(lengths + seq)
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(length - window, 0)
-    size = SPLIT
-    if WHOLE > SPLIT:
-        size = tl.where(length > WHOLE, SPLIT, WHOLE)
-    end = tl.minimum((split + 1) * size, length)
-    if tl.maximum(split * size, low) < end:
+    low, size, first_split, past_split = splits_of(length, window, SPLIT, WHOLE, HAS_WINDOW)
+    each = splits_each(
+        past_split - first_split, lengths, seqs, window, kv_heads, SEQS, TOGETHER, SPLIT, WHOLE, HAS_WINDOW
+    )
+    begin = first_split + tl.program_id(2) * each
+    past = tl.minimum(begin + each, past_split)
+    if begin < past:
+        end = tl.minimum(past * size, length)
         g = tl.arange(0, ROWS)[:, None]
         own = read_heads(
             q, token.to(tl.int64) * q_stride + (head * GROUP + g) * DIM, token + g * 0, g < GROUP, weight, eps, angles,
@@ -202,10 +245,11 @@ def split_kernel(
             )  # fmt: skip
             slot = tl.load(slots + token).to(tl.int64)
         row = tl.arange(0, ROWS)  # a sink is in the first split
-        has_sink = (row < GROUP) & (row * 0 + split == low // size)
+        has_sink = (row < GROUP) & (row * 0 + begin == first_split)
         largest, total = opened(sinks, head * GROUP + row, has_sink, ROWS, HAS_SINKS)
         acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
-        start = tl.maximum(split * size, low // TILE * TILE)
+        base = (number * kv_heads + head).to(tl.int64) * GROUP
+        start = tl.maximum(begin * size, low // TILE * TILE)
         block = block_of(own_table, start + tl.arange(0, TILE), cached, BLOCK)
         for first in tl.range(start, cached, TILE, num_stages=STAGES):
             own_block = block  # known before its keys are asked for, so that several tiles are on their way
@@ -214,6 +258,12 @@ def split_kernel(
                 (largest, total, acc), own, keys, values, key_scales, value_scales, own_block, first, low, cached, head,
                 kv_heads, scale, softcap, TILE, DIM, D_BLOCK, V_DIM, V_BLOCK, BLOCK, HAS_SOFTCAP,
             )  # fmt: skip
+            following = first + TILE
+            if (following % size == 0) & (following < end):  # the next split begins with nothing
+                put_part(acc, largest, total, parts, marks, base, num_splits, first // size, GROUP, V_DIM, V_BLOCK)
+                largest = tl.full([ROWS], -1e30, tl.float32)
+                total = tl.zeros([ROWS], tl.float32)
+                acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
         if HAS_NEW:
             slot = tl.where(behind == 0, slot, -1)
             keep(keys, key_scales, new_key, key_scale, slot, head, kv_heads, BLOCK, DIM, D_BLOCK)
@@ -228,25 +278,19 @@ def split_kernel(
             total = total * shrink + own_weight
             acc = acc * shrink[:, None] + own_weight[:, None] * (new_value * value_scale[:, None])
             largest = new
-        first_split, last_split = low // size, tl.cdiv(length, size)
-        if last_split - first_split == 1:
+        if past_split - first_split == 1:
             write_attended(
                 acc, total, out, out_halves, out_marks, token, head, kv_heads, units, GROUP, V_DIM, V_BLOCK,
                 HAS_HALVES, IS_FULL,
             )  # fmt: skip
         else:
-            e = tl.arange(0, V_BLOCK)[None, :]
-            base = (number * kv_heads + head).to(tl.int64) * GROUP
-            to = (base + g) * num_splits + split
-            tl.store(parts + to * V_DIM + e, acc, mask=(g < GROUP) & (e < V_DIM))
-            tl.store(marks + to * 2, largest[:, None], mask=g < GROUP)
-            tl.store(marks + to * 2 + 1, total[:, None], mask=g < GROUP)
+            put_part(acc, largest, total, parts, marks, base, num_splits, past - 1, GROUP, V_DIM, V_BLOCK)
             tl.debug_barrier()  # all threads have written before one says so
-            arrived = tl.atomic_add(arrivals + number * kv_heads + head, 1)
-            if arrived == last_split - first_split - 1:
+            arrived = tl.atomic_add(arrivals + number * kv_heads + head, past - begin)
+            if arrived + past - begin == past_split - first_split:
                 tl.store(arrivals + number * kv_heads + head, 0)
                 whole, sums = merged(
-                    parts, marks, base, first_split, last_split, num_splits, GROUP, HEADS, V_DIM, V_BLOCK, AT_ONCE
+                    parts, marks, base, first_split, past_split, num_splits, GROUP, HEADS, V_DIM, V_BLOCK, AT_ONCE
                 )
                 write_attended(
                     whole, sums, out, out_halves, out_marks, token, head, kv_heads, units, GROUP, V_DIM, V_BLOCK,
