@@ -30,6 +30,10 @@ MORE: dict[str, Sequence[str]] = {
         *("--scenario", "concurrency", "--points", "8,32", "--input-len", "32", "--output-len", "128"),
         *("--requests", "32", *BASE),
     ),
+    "long-streams": (
+        *("--scenario", "concurrency", "--points", "8,32", "--input-len", "1024", "--output-len", "128"),
+        *("--requests", "32", *BASE),
+    ),
     "prompt": ("--scenario", "prefill", "--points", "512", *BASE),
     "http": (
         *("--scenario", "decode", "--input-len", "512", "--requests", "1"),

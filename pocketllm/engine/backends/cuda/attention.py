@@ -21,8 +21,9 @@ SPLIT, SPLIT_TILE = 256, 64
 """Keys in one split of a decode step, and of those that are multiplied at once; part of the numerics version."""
 SPLIT_STAGES, SPLIT_WARPS = 3, 8
 """Tiles that are on their way or being multiplied; no sum depends on it."""
-SPLIT_REGISTERS = {1: {"maxnreg": 128}}
-"""Of a thread, by the bytes of a kept number: two programs share a multiprocessor, as of wider ones they do untold."""
+SPLIT_REGISTERS, CAPPED_BYTES = 128, 512
+"""Of a thread, so that two programs share a multiprocessor, where a key and its value have no more bytes together: of
+more, as where they have eight bits each and 256 values, numbers would move to memory and back."""
 UNDER_WAY_BYTES = 1 << 16
 """Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
@@ -198,7 +199,7 @@ def attend_singles(
         WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages, SEQS=triton.next_power_of_2(singles),
         TOGETHER=TOGETHER,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
-        num_warps=SPLIT_WARPS, **SPLIT_REGISTERS.get(keys.element_size(), {}),
+        num_warps=SPLIT_WARPS, **({"maxnreg": SPLIT_REGISTERS} if each <= CAPPED_BYTES else {}),
     )  # fmt: skip
 
 
