@@ -14,7 +14,8 @@ from tests.cuda.bars import FILES, MORE, checkpoint_of, path_of
 
 ROWS = (
     *("8b-iq4_nl", "8b-iq2_xxs", "30b-a3b-q4_k_m", "http", "depth", "8b-q4_k_m", "8b-q8_0", "streams", "prompt"),
-    "long-streams", "135m-q8_0",
+    "long-streams",
+    "135m-q8_0",
 )
 """Of `tests.cuda.bars`, what claims rest on most first."""
 ROW_S = {"http": 110, "streams": 70, "long-streams": 90, "30b-a3b-q4_k_m": 50}
@@ -113,7 +114,9 @@ def rows_part(folder: Path, backend: str, has_peer: bool) -> Part:
     needed = [first_tokens(name, where, [row for row in ROWS if checkpoint_of(row) == name]) for name in row_files()]
     if backend == "cuda":
         command = ("-m", "tests.cuda.model", "rates", "prefill", *STREAMS_SHAPE)
-        needed.append(Preparation(Step("kernels-streams", command, makes_record=False), frozenset({"streams"})))
+        needed.append(
+            Preparation(Step("kernels-streams", command, makes_record=False), frozenset({"streams", "long-streams"}))
+        )
     return Part("rows", stages, tuple(needed), READY_S)
 
 
