@@ -62,7 +62,7 @@ def edges_kernel(
     descending, largest, token_ids, params, sums, edges, num_ties, vocab, stride, num_chunks,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row's least logit by top-k, its least weight by top-p, and how many of that weight stay: those of lowest ids."""
+    """A row's least logit by top-k and least weight by top-p, and how many of that weight stay: those of lowest ids."""
     wait()
     row = tl.program_id(0).to(tl.int64)
     if is_drawn(params, token_ids, row):

@@ -15,6 +15,7 @@ from pocketllm.engine.backends.api.drawing import Draw, Drawn
 from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 from pocketllm.engine.backends.cuda.steps.batch import upload
 from pocketllm.engine.backends.cuda.steps.drawing import sampling
+from pocketllm.engine.backends.cuda.steps.drawing.editing import Editor, Room
 from pocketllm.engine.backends.cuda.steps.drawing.replayed import Replayed
 from pocketllm.engine.backends.cuda.steps.graphs import Mark, capture
 
@@ -65,6 +66,7 @@ class Box:
         self.params = torch.zeros(MOST_ROWS, len(sampling.PARAMS), dtype=torch.float64, pin_memory=is_cuda)
         self.table: npt.NDArray[np.float64] = self.params.numpy()
         """The same memory as params."""
+        self.edits = Room(torch.device("cpu"), is_pinned=is_cuda)
         self.arrived = Mark() if is_cuda else None
 
     def reuse(self) -> None:
@@ -83,6 +85,7 @@ class CudaDrawer:
         """The last token of each row, where captured steps find it."""
         self._largest = torch.zeros(MOST_ROWS, dtype=torch.float32, device=device)
         self._params = torch.zeros(MOST_ROWS, len(sampling.PARAMS), dtype=torch.float64, device=device)
+        self._editor = Editor(device)
         self._boxes = [Box(device) for _ in range(2)]
         is_cuda = device.type == "cuda"
         # one pool: draws follow one another on one stream, and nothing in it is read once a draw is over
@@ -103,7 +106,7 @@ class CudaDrawer:
         assert len(logits) <= MOST_ROWS, len(logits)
         box = self._boxes[0]
         box.reuse()
-        edited = self._edited(logits, draws)
+        edited = self._editor.edited(logits, draws, box.edits)
         hot = [draw for draw in draws if draw.temperature > 0]
         has_hot, has_sorts = bool(hot), sampling.sorts(hot)
         if has_hot:
@@ -114,10 +117,7 @@ class CudaDrawer:
             if has_hot:
                 sampling.sampled(edited, self.drawn, self._largest, self._params, has_sorts)
 
-        if edited is logits:
-            self.replayed.run((place_of(logits), has_hot, has_sorts), run)
-        else:
-            run()
+        self.replayed.run((place_of(logits), place_of(edited), has_hot, has_sorts), run)
         return self._send(logits, draws)
 
     def _tell(self, box: Box, hot: Sequence[Draw]) -> None:
@@ -128,31 +128,6 @@ class CudaDrawer:
         ]
         self._params.copy_(box.params, non_blocking=True)
 
-    # -- what the host changes ---------------------------------------------------------------------------------------
-    def _edited(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """The logits themselves where nothing is changed, otherwise a copy with the changes."""
-        masked = [draw for draw in draws if draw.allowed is not None]
-        if not masked and not any(draw.edits for draw in draws):
-            return logits
-        edited, vocab = logits.contiguous().clone(), logits.shape[1]
-        if masked:
-            rows = self._sent(np.array([draw.row for draw in masked], np.int64))
-            allowed = self._sent(np.stack([as_long_as(vocab, draw.allowed) for draw in masked]))
-            edited[rows] = torch.where(allowed, edited[rows], -torch.inf)
-        flat = edited.view(-1)
-        for number in range(max(len(draw.edits) for draw in draws)):
-            now = [(draw.row, draw.edits[number]) for draw in draws if len(draw.edits) > number]
-            places = self._sent(np.concatenate([row * vocab + edit.ids for row, edit in now]))
-            values = self._sent(np.concatenate([edit.values for _, edit in now]))
-            divides = self._sent(np.repeat([edit.divides for _, edit in now], [len(edit.ids) for _, edit in now]))
-            some = flat[places]
-            divided = torch.where(some > 0, some / values, some * values)
-            flat[places] = torch.where(divides, divided, some + values)
-        return edited
-
-    def _sent(self, array: npt.NDArray[Any]) -> Tensor:
-        return upload(array, self._device)
-
     # -- what comes back ---------------------------------------------------------------------------------------------
     def _send(self, logits: Tensor, draws: Sequence[Draw]) -> Pending:
         box, other = self._boxes
@@ -161,7 +136,7 @@ class CudaDrawer:
         wanting = [draw for draw in draws if draw.num_logprobs is not None]
         reports = None
         if wanting:
-            rows = self._sent(np.array([draw.row for draw in wanting], np.int64))
+            rows = upload(np.array([draw.row for draw in wanting], np.int64), self._device)
             most = max(draw.num_logprobs or 0 for draw in wanting)
             values, top = sampling.log_probabilities(logits[rows], self.drawn[rows], most)
             reports = self._received(values), self._received(top)
@@ -177,10 +152,4 @@ class CudaDrawer:
 
 def place_of(logits: Tensor) -> tuple[int, int, int, int]:
     """Where logits lie: address, rows, tokens, and from one row to the next."""
-    return logits.data_ptr(), *logits.shape, logits.stride(0)  # type: ignore[return-value]  # of two dimensions
-
-
-def as_long_as(vocab: int, allowed: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
-    """A mask of the vocabulary's length; what it does not name is forbidden."""
-    assert allowed is not None
-    return np.pad(allowed[:vocab], (0, max(vocab - len(allowed), 0)))
+    return logits.data_ptr(), *logits.shape, logits.stride(0)
