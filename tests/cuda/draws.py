@@ -1,12 +1,19 @@
-"""Draws of the device's sampler against the host's own functions; on a GPU and in Triton's interpreter."""
+"""Draws of the device's sampler against the host's own functions; on a GPU and in Triton's interpreter.
+
+usage: python -m tests.cuda.draws [host] [replays] [times]   (on a GPU)
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from pocketllm.engine.backends.api.drawing import FORBIDDEN, NOT_FINITE, Draw, Drawn, Edit
+from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer
+from tests.cuda.words import asked
 from tests.fake_device import drawn
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -79,3 +86,39 @@ def compare(got: Sequence[Drawn], want: Sequence[Drawn], draws: Sequence[Draw]) 
         np.testing.assert_allclose(
             [one.logprob, *one.top_logprobs], [other.logprob, *other.top_logprobs], rtol=1e-12, atol=1e-12
         )
+
+
+def check_on_gpu() -> None:
+    """Logits come from the same places again and again, so that what draws from them is captured."""
+    places: dict[Any, torch.Tensor] = {}
+
+    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        return places.setdefault((host.shape, host.dtype), torch.empty_like(host, device="cuda")).copy_(host)
+
+    drawer = CudaDrawer(torch.device("cuda"), lambda: None)
+    for seed, vocab in enumerate((50, 5000, 49152, 128256)):
+        check(drawer, np.random.default_rng(seed), on_device, vocab, repeats=3)
+    print("draws are the host's")
+
+
+def check_replays_on_gpu() -> None:
+    """More rows than are sorted at once, and vocabularies of models."""
+    from tests.cuda import draw_replays
+
+    for seed, (vocab, num_rows) in enumerate(((50, 40), (5000, 128), (49152, 8), (49152, 33), (128256, 40))):
+        draw_replays.check(torch.device("cuda"), np.random.default_rng(seed), vocab, num_rows, turns=6)
+    print("captured draws are those of single operations, of torch and of the host")
+
+
+def show_times() -> None:
+    """Of draws of every kind."""
+    from tests.cuda import draw_times
+
+    draw_times.show()
+
+
+if __name__ == "__main__":
+    PARTS = {"host": check_on_gpu, "replays": check_replays_on_gpu, "times": show_times}
+    for name in asked(__doc__, PARTS):
+        PARTS[name]()

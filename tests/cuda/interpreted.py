@@ -1,6 +1,7 @@
 """Checks of the kernels on the CPU: run with TRITON_INTERPRET=1 (`tests/unit/test_cuda_kernels.py` does).
 
-usage: python -m tests.cuda.interpreted packing | repacking | products | rows_and_heads | attention | steps | draws
+usage: python -m tests.cuda.interpreted packing | repacking | products | rows_and_heads | attention | steps | draws |
+replays
 """
 
 import gc
@@ -22,9 +23,11 @@ from pocketllm.engine.backends.cuda.layouts import LAYOUTS
 from pocketllm.engine.backends.cuda.matrices.repacking import as_bits, new_packed, repack_by_kernels, write
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.packing import Packed, unpack
+from pocketllm.engine.backends.cuda.steps.drawing import sampling
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from pocketllm.engine.weights import quant
 from pocketllm.engine.weights.quant_types import BY_NAME
+from tests.cuda import draw_replays
 from tests.cuda.draws import check as check_draws
 from tests.cuda.kernels import multiply, rows_in, values_of
 from tests.cuda.model import Session, error
@@ -247,6 +250,13 @@ def draws() -> None:
         check_draws(CUDA.capture(lambda batch: batch, 1).drawer, RANDOM, torch.from_numpy, vocab)
 
 
+def replays() -> None:
+    """Draws that are captured obey what is asked each time, whatever was asked when they were captured."""
+    sampling.ROWS_AT_ONCE = 4  # of more rows some are sorted later
+    for vocab, num_rows in ((50, 6), (2500, 6)):
+        draw_replays.check(torch.device("cpu"), RANDOM, vocab, num_rows, turns=3)
+
+
 def batch_of(table: Any, counts: Any, starts: Any) -> ForwardBatch:
     row = np.repeat(np.arange(len(counts)), counts)
     positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)]).astype(np.int32)
@@ -274,7 +284,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     PARTS: dict[str, Callable[[], None]] = {
-        part.__name__: part for part in (packing, repacking, products, rows_and_heads, attention, steps, draws)
+        part.__name__: part for part in (packing, repacking, products, rows_and_heads, attention, steps, draws, replays)
     }
     for name in asked(__doc__, PARTS):
         PARTS[name]()

@@ -10,12 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from pocketllm import LLM, SamplingParams
-from pocketllm.engine.backends.cuda.steps.drawing.drawer import CudaDrawer, Pending
+from pocketllm.engine.backends.cuda.steps.drawing.drawer import Pending
 from tests.cuda import draws
 from tests.cuda.engine import served_rate
 from tests.cuda.words import refuse
@@ -39,7 +35,7 @@ def main() -> int:
     if len(sys.argv) < 2:
         refuse(__doc__, "PATH is missing: a checkpoint to drive")
     path = sys.argv[1]
-    check_draws()
+    draws.check_on_gpu()
     with LLM(model=path, max_num_seqs=8, prefix_cache=False) as llm:
         other = LLM.from_engine(llm.engine.sibling(overlap=False))
         assert [one.engine.plan.limits.max_steps_in_flight for one in (llm, other)] == [2, 1]
@@ -52,20 +48,6 @@ def main() -> int:
     for problem in problems:
         print("FAIL", problem)
     return 1 if problems else 0
-
-
-def check_draws() -> None:
-    """Logits come from the same places again and again, so that what draws from them is captured."""
-    places: dict[Any, torch.Tensor] = {}
-
-    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        return places.setdefault((host.shape, host.dtype), torch.empty_like(host, device="cuda")).copy_(host)
-
-    drawer = CudaDrawer(torch.device("cuda"), lambda: None)
-    for seed, vocab in enumerate((50, 5000, 49152, 128256)):
-        draws.check(drawer, np.random.default_rng(seed), on_device, vocab, repeats=3)
-    print("draws are the host's")
 
 
 def answers(llm: LLM, kinds: Sequence[dict[str, Any]], together: bool) -> list[Any]:

@@ -22,7 +22,9 @@ def facts(*gpus: str) -> DeviceFacts:
 
 
 @needs_triton
-@pytest.mark.parametrize("part", ["packing", "repacking", "products", "rows_and_heads", "attention", "steps", "draws"])
+@pytest.mark.parametrize(
+    "part", ["packing", "repacking", "products", "rows_and_heads", "attention", "steps", "draws", "replays"]
+)
 def test_kernels_agree_with_the_decoders_and_the_reference(part: str) -> None:
     answer = in_interpreter("tests.cuda.interpreted", part, timeout_s=120)
 

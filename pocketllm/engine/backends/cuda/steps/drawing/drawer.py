@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,13 @@ from pocketllm.engine.backends.api.drawing import Draw, Drawn
 from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 from pocketllm.engine.backends.cuda.steps.batch import upload
 from pocketllm.engine.backends.cuda.steps.drawing import sampling
-from pocketllm.engine.backends.cuda.steps.graphs import Graph, Mark, capture
+from pocketllm.engine.backends.cuda.steps.drawing.editing import Editor, Room
+from pocketllm.engine.backends.cuda.steps.drawing.replayed import Replayed
+from pocketllm.engine.backends.cuda.steps.graphs import Mark, capture
 
 MOST_ROWS = 128
 """Rows of logits that a step has at most where tokens are drawn from them."""
-MOST_GRAPHS = 64
 RESOLVED_AT_ONCE = 256
-Place = tuple[int, int, int]
-"""Of logits in memory: address, rows and length of a row."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,22 @@ def reported(token_id: int, count: int | None, reports: Any) -> Drawn:
 
 
 class Box:
-    """Where token ids arrive in the host's memory; two are enough, for one step at most is in flight beside another."""
+    """What goes up and comes back through the host's memory; two are enough, for one step at most is in flight beside
+    another."""
 
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self.token_ids = torch.empty(MOST_ROWS, dtype=torch.int32, pin_memory=is_cuda)
+        self.params = torch.zeros(MOST_ROWS, len(sampling.PARAMS), dtype=torch.float64, pin_memory=is_cuda)
+        self.table: npt.NDArray[np.float64] = self.params.numpy()
+        """The same memory as params."""
+        self.edits = Room(torch.device("cpu"), is_pinned=is_cuda)
         self.arrived = Mark() if is_cuda else None
+
+    def reuse(self) -> None:
+        """Return when the last draw that had it has read what went up; it has, when its tokens were waited for."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
 
 
 class CudaDrawer:
@@ -71,12 +81,16 @@ class CudaDrawer:
     def __init__(self, device: torch.device, on_capture: Callable[[], None]) -> None:
         """on_capture: called when the kernels of a draw have been captured."""
         self._device = device
-        self._on_capture = on_capture
         self.drawn = torch.zeros(MOST_ROWS, dtype=torch.int32, device=device)
         """The last token of each row, where captured steps find it."""
         self._largest = torch.zeros(MOST_ROWS, dtype=torch.float32, device=device)
-        self._seen: dict[Place, Graph | None] = {}
+        self._params = torch.zeros(MOST_ROWS, len(sampling.PARAMS), dtype=torch.float64, device=device)
+        self._editor = Editor(device)
         self._boxes = [Box(device) for _ in range(2)]
+        is_cuda = device.type == "cuda"
+        # one pool: draws follow one another on one stream, and nothing in it is read once a draw is over
+        by_graph = partial(capture, pool=torch.cuda.graph_pool_handle()) if is_cuda else None
+        self.replayed = Replayed(by_graph, on_capture)
 
     def resolve(self, input_ids: Tensor) -> None:
         """Put drawn tokens in the places of what stands for them, in a step's own copy of its input: int32 [tokens]."""
@@ -90,67 +104,29 @@ class CudaDrawer:
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Pending:
         """Nothing here waits for the device."""
         assert len(logits) <= MOST_ROWS, len(logits)
-        edited = self._edited(logits, draws)
-        if edited is logits:
-            self._likeliest(logits)
-        else:
-            sampling.likeliest(edited, logits, self.drawn, self._largest)
+        box = self._boxes[0]
+        box.reuse()
+        edited = self._editor.edited(logits, draws, box.edits)
         hot = [draw for draw in draws if draw.temperature > 0]
-        for first in range(0, len(hot), sampling.ROWS_AT_ONCE):
-            self._draw_filtered(edited, hot[first : first + sampling.ROWS_AT_ONCE])
-        return self._send(logits, draws)
-
-    def _likeliest(self, logits: Tensor) -> None:
-        """Captured once logits come from a place for the second time, as those of captured steps do."""
-        place = logits.data_ptr(), len(logits), logits.stride(0)
-        graph = self._seen.get(place)
-        if graph is not None:
-            graph.graph.replay()
-            return
+        has_hot, has_sorts = bool(hot), sampling.sorts(hot)
+        if has_hot:
+            self._tell(box, hot)
 
         def run() -> None:
-            sampling.likeliest(logits, logits, self.drawn, self._largest)
+            sampling.likeliest(edited, logits, self.drawn, self._largest)
+            if has_hot:
+                sampling.sampled(edited, self.drawn, self._largest, self._params, has_sorts)
 
-        if self._device.type == "cuda" and place in self._seen:
-            self._seen[place] = capture(run, None)
-            self._on_capture()
-        elif len(self._seen) < MOST_GRAPHS:
-            self._seen[place] = None
-        run()
+        self.replayed.run((place_of(logits), place_of(edited), has_hot, has_sorts), run)
+        return self._send(logits, draws)
 
-    def _draw_filtered(self, logits: Tensor, draws: Sequence[Draw]) -> None:
-        table = [[getattr(draw, name) for name in sampling.PARAMS] for draw in draws]
-        params = self._sent(np.array(table, np.float64))
-        rows = self._sent(np.array([draw.row for draw in draws], np.int64))
-        sorts = any(draw.top_k > 0 or draw.top_p < 1 for draw in draws)
-        drawn = sampling.filtered(logits[rows], self._largest[rows], params, sorts).int()
-        likeliest = self.drawn[rows]
-        self.drawn[rows] = torch.where(likeliest < 0, likeliest, drawn)
-
-    # -- what the host changes ---------------------------------------------------------------------------------------
-    def _edited(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """The logits themselves where nothing is changed, otherwise a copy with the changes."""
-        masked = [draw for draw in draws if draw.allowed is not None]
-        if not masked and not any(draw.edits for draw in draws):
-            return logits
-        edited, vocab = logits.contiguous().clone(), logits.shape[1]
-        if masked:
-            rows = self._sent(np.array([draw.row for draw in masked], np.int64))
-            allowed = self._sent(np.stack([as_long_as(vocab, draw.allowed) for draw in masked]))
-            edited[rows] = torch.where(allowed, edited[rows], -torch.inf)
-        flat = edited.view(-1)
-        for number in range(max(len(draw.edits) for draw in draws)):
-            now = [(draw.row, draw.edits[number]) for draw in draws if len(draw.edits) > number]
-            places = self._sent(np.concatenate([row * vocab + edit.ids for row, edit in now]))
-            values = self._sent(np.concatenate([edit.values for _, edit in now]))
-            divides = self._sent(np.repeat([edit.divides for _, edit in now], [len(edit.ids) for _, edit in now]))
-            some = flat[places]
-            divided = torch.where(some > 0, some / values, some * values)
-            flat[places] = torch.where(divides, divided, some + values)
-        return edited
-
-    def _sent(self, array: npt.NDArray[Any]) -> Tensor:
-        return upload(array, self._device)
+    def _tell(self, box: Box, hot: Sequence[Draw]) -> None:
+        """Put what is asked of rows with a temperature where graphs read it; of other rows zeros."""
+        box.table.fill(0)
+        box.table[[draw.row for draw in hot]] = [
+            (draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.share) for draw in hot
+        ]
+        self._params.copy_(box.params, non_blocking=True)
 
     # -- what comes back ---------------------------------------------------------------------------------------------
     def _send(self, logits: Tensor, draws: Sequence[Draw]) -> Pending:
@@ -160,7 +136,7 @@ class CudaDrawer:
         wanting = [draw for draw in draws if draw.num_logprobs is not None]
         reports = None
         if wanting:
-            rows = self._sent(np.array([draw.row for draw in wanting], np.int64))
+            rows = upload(np.array([draw.row for draw in wanting], np.int64), self._device)
             most = max(draw.num_logprobs or 0 for draw in wanting)
             values, top = sampling.log_probabilities(logits[rows], self.drawn[rows], most)
             reports = self._received(values), self._received(top)
@@ -174,7 +150,6 @@ class CudaDrawer:
         return host.copy_(x, non_blocking=True)
 
 
-def as_long_as(vocab: int, allowed: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
-    """A mask of the vocabulary's length; what it does not name is forbidden."""
-    assert allowed is not None
-    return np.pad(allowed[:vocab], (0, max(vocab - len(allowed), 0)))
+def place_of(logits: Tensor) -> tuple[int, int, int, int]:
+    """Where logits lie: address, rows, tokens, and from one row to the next."""
+    return logits.data_ptr(), *logits.shape, logits.stride(0)

@@ -1,20 +1,31 @@
-"""Draws tokens where their logits are: the likeliest by kernels, the rest of sampling by operations of torch.
+"""Draws tokens where their logits are, by kernels; what top-k and top-p leave torch sorts for.
 
 Everything here runs on the CPU as well, the kernels in Triton's interpreter.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
 from torch import Tensor
 
-from pocketllm.engine.backends.api.drawing import FORBIDDEN, NOT_FINITE
+from pocketllm.engine.backends.api.drawing import FORBIDDEN, NOT_FINITE, Draw
 from pocketllm.engine.backends.cuda.kernels.draw import likeliest_kernel, maxima_kernel
+from pocketllm.engine.backends.cuda.kernels.sample import edges_kernel, sorted_sums_kernel, sums_kernel, token_kernel
 
 CHUNK = 4096
 """Logits that one program looks through for the largest."""
-UNITS = 2.0**44
-"""Weights are summed as whole multiples of 1 / UNITS, so that no order of summing changes a sum. The largest weight is
-1, and 2^19 of them, more than any vocabulary has, still fit 64 bits."""
+WEIGHED = 1024
+"""Logits that one program weighs."""
+ROWS_AT_ONCE = 32
+"""Rows that are sorted together: of 262,144 tokens they take half a GiB while they are."""
+PARAMS = ("temperature", "top_k", "top_p", "min_p", "share")
+"""Columns of what `sampled` is told of each row, in float64; as in `Draw`, and in the kernels' order."""
+
+
+def sorts(draws: Sequence[Draw]) -> bool:
+    """Whether any draw has a filter that needs logits in order."""
+    return any(draw.temperature > 0 and (draw.top_k > 0 or draw.top_p < 1) for draw in draws)
 
 
 def likeliest(logits: Tensor, own: Tensor, token_ids: Tensor, largest: Tensor) -> None:
@@ -48,57 +59,95 @@ def maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tops, places
 
 
-ROWS_AT_ONCE = 32
-"""Rows that are filtered together: of 262,144 tokens they take half a GiB while they are."""
-PARAMS = ("temperature", "top_k", "top_p", "min_p", "share")
-"""Columns of what `filtered` is told of each row, in float64; as in `Draw`."""
+def sampled(logits: Tensor, token_ids: Tensor, largest: Tensor, params: Tensor, has_sorts: bool) -> None:
+    """Write the tokens of rows with a temperature, drawn from what temperature and filters leave.
 
-
-def filtered(logits: Tensor, largest: Tensor, params: Tensor, sorts: bool) -> Tensor:
-    """Tokens drawn from what temperature and filters leave: int64 [rows].
-
-    logits: [rows, vocab]; largest: [rows]; params: [rows, PARAMS]; sorts: whether any row has a top-k or a top-p. What
-    is kept, and how a share becomes a token, is what `lifecycle.sampling.logits_processors` does, and so is the order:
-    temperature, top-k, top-p, min-p, and the first token by id.
+    As `likeliest` left token_ids and largest, both as long as logits or longer, as is params: float64 [rows, PARAMS].
+    has_sorts: whether any row has a top-k or a top-p. What is kept, and how a share becomes a token, is what
+    `lifecycle.sampling.logits_processors` does, and so is the order: temperature, top-k, top-p, min-p, and the first
+    token by id.
     """
-    temperature, top_k, top_p, min_p, share = (column[:, None] for column in params.unbind(1))
-    heat = torch.where(temperature > 0, temperature, 1.0).float()
-    weights = weights_of(logits, largest, heat)
-    if sorts:
-        weights = nucleus(logits, weights, largest, heat, top_k.long(), top_p)
-    weights = torch.where(weights >= min_p.float(), weights, 0.0)
-    running = amounts(weights).cumsum(1)
-    total = running[:, -1:]
-    # less than the total, for a share is less than one
-    target = torch.minimum((share * total.double()).long(), total - 1)
-    return (running <= target).sum(1).clamp(max=logits.shape[1] - 1)
+    at_once = ROWS_AT_ONCE if has_sorts else len(logits)
+    for first in range(0, len(logits), at_once):
+        some = slice(first, first + at_once)
+        rows = logits[some], largest[some], token_ids[some], params[some]
+        draw_tokens(*rows, edges_of(*rows) if has_sorts else None)
 
 
-def nucleus(logits: Tensor, weights: Tensor, largest: Tensor, heat: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Weights, but 0 for what top-k and then top-p leave out; what ties at top-p's edge stays by the lowest ids."""
+def edges_of(logits: Tensor, largest: Tensor, token_ids: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+    """Where top-k and top-p end: of each row the least logit and the least weight, and how many of that weight stay."""
     descending = torch.sort(logits, dim=1, descending=True).values
-    vocab = logits.shape[1]
-    last = descending.gather(1, torch.where(top_k > 0, top_k, vocab).clamp(max=vocab) - 1)
-    weights = torch.where(logits >= last, weights, 0.0)
-    # of sorted logits the weights are sorted too
-    heaviest = torch.where(descending >= last, weights_of(descending, largest, heat), 0.0)
-    running = amounts(heaviest).cumsum(1).double()
-    count = (running < top_p * running[:, -1:]).sum(1, keepdim=True) + 1
-    lightest = heaviest.gather(1, count - 1)
-    num_ties = count - (heaviest > lightest).sum(1, keepdim=True)
-    is_tie = weights == lightest
-    is_kept = (weights > lightest) | (is_tie & (is_tie.cumsum(1) <= num_ties))
-    return torch.where(is_kept, weights, 0.0)
+    rows, vocab, chunks = chunked(descending)
+    sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
+    sorted_sums_kernel[(rows, chunks)](
+        descending, largest, token_ids, params, sums, vocab, descending.stride(0), CHUNK=WEIGHED, num_warps=4
+    )
+    edges = torch.empty(rows, 2, dtype=torch.float32, device=logits.device)
+    num_ties = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    edges_kernel[(rows,)](
+        descending,
+        largest,
+        token_ids,
+        params,
+        sums,
+        edges,
+        num_ties,
+        vocab,
+        descending.stride(0),
+        chunks,
+        CHUNK=WEIGHED,
+        BLOCK=triton.next_power_of_2(chunks),
+        num_warps=4,
+    )
+    return edges, num_ties
 
 
-def weights_of(logits: Tensor, largest: Tensor, heat: Tensor) -> Tensor:
-    """exp((logits - largest) / heat), rounded once: the same on every device."""
-    return ((logits - largest[:, None]) / heat).double().exp().float()
+def draw_tokens(
+    logits: Tensor, largest: Tensor, token_ids: Tensor, params: Tensor, edges: tuple[Tensor, Tensor] | None
+) -> None:
+    """Tokens by their shares of what edges and min-p leave."""
+    rows, vocab, chunks = chunked(logits)
+    sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
+    # without edges nothing is read there
+    ties = sums if edges is None else torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    least, num_ties = (largest, token_ids) if edges is None else edges
+    sums_kernel[(rows, chunks)](
+        logits,
+        largest,
+        token_ids,
+        params,
+        least,
+        sums,
+        ties,
+        vocab,
+        logits.stride(0),
+        HAS_EDGES=edges is not None,
+        CHUNK=WEIGHED,
+        num_warps=4,
+    )
+    token_kernel[(rows,)](
+        logits,
+        largest,
+        token_ids,
+        params,
+        least,
+        num_ties,
+        sums,
+        ties,
+        vocab,
+        logits.stride(0),
+        chunks,
+        HAS_EDGES=edges is not None,
+        CHUNK=WEIGHED,
+        BLOCK=triton.next_power_of_2(chunks),
+        num_warps=4,
+    )
 
 
-def amounts(weights: Tensor) -> Tensor:
-    """Weights as whole numbers of units."""
-    return (weights.double() * UNITS).long()
+def chunked(logits: Tensor) -> tuple[int, int, int]:
+    """Rows, tokens, and chunks that are weighed in each row."""
+    rows, vocab = logits.shape
+    return rows, vocab, triton.cdiv(vocab, WEIGHED)
 
 
 def log_probabilities(logits: Tensor, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
