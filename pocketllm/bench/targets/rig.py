@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pocketllm.engine.weights.checkpoint import Checkpoint
 
 Say = Callable[[str], None]
-RESEAT_SHARE, CAPTURED_RESEAT_SHARE = 0.1, 1.0
+RESEAT_SHARE, CAPTURED_RESEAT_SHARE = 0.1, 2.0
 """Arms that share weights get new memory before every block where that takes at most this share of it; more where
 steps are captured for that memory: on a GPU, blocks are short beside what comes before the first one."""
 

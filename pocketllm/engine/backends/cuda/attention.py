@@ -22,8 +22,8 @@ SPLIT, SPLIT_TILE = 256, 64
 SPLIT_STAGES, SPLIT_WARPS = 3, 8
 """Tiles that are on their way or being multiplied; no sum depends on it."""
 SPLIT_REGISTERS, CAPPED_BYTES = 128, 512
-"""Of a thread, so that two programs share a multiprocessor, where a key and its value have no more bytes together: of
-more, as where they have eight bits each and 256 values, numbers would move to memory and back."""
+"""Of a thread, so that two programs share a multiprocessor, of numbers of eight bits or where splits are taken in turn;
+others do as well untold. Where a key and its value have more bytes together, numbers would move to memory and back."""
 UNDER_WAY_BYTES = 1 << 16
 """Shared memory for tiles that are on their way: with more, smaller GPUs would not start the kernel."""
 TILE_KEYS = 64
@@ -33,7 +33,8 @@ MERGED_AT_ONCE = 16
 """Splits; part of the numerics version too."""
 TOGETHER, SPARE = 264, 4
 """Programs that an H200 runs at once, two on each multiprocessor, and how many times as many are started at most, so
-that one long sequence among short ones is still shared. No sum depends on them."""
+that one long sequence among short ones is still shared. Steps that cannot have two splits for each of them are
+compiled without turns. No sum depends on them."""
 WHOLE = 2
 """Splits' worth of keys that one program takes where sequences are several, if a sequence has no more: two programs and
 what puts them together take longer. Part of the numerics version too."""
@@ -186,7 +187,8 @@ def attend_singles(
     tile = SPLIT_TILE if SPLIT_TILE * each <= TILE_BYTES else SPLIT_TILE // 2
     tile_bytes = tile * each
     stages = SPLIT_STAGES if (SPLIT_STAGES - 1) * tile_bytes <= UNDER_WAY_BYTES else 1
-    programs = min(splits, max(1, SPARE * TOGETHER // (singles * kv_heads)))
+    programs, has_turns = programs_of(singles * kv_heads, splits)
+    is_capped = (has_turns or keys.element_size() == 1) and each <= CAPPED_BYTES
     k, k_weight, _, k_eps, _ = (x, weight, x, eps, 1) if new is None else new.k.arguments()
     v = x if new is None else new.v
     kernels.split_kernel[(singles, kv_heads, programs)](
@@ -196,11 +198,18 @@ def attend_singles(
         x.stride(0), k.stride(0), v.stride(0), batch.block_table.stride(0), kv_heads, splits, eps, k_eps, num_freq,
         spec.scale, spec.softcap or 0.0, spec.window or 0, units,
         HEADS=triton.next_power_of_2(group), ROWS=max(16, triton.next_power_of_2(group)), SPLIT=SPLIT,
-        WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages, SEQS=triton.next_power_of_2(singles),
-        TOGETHER=TOGETHER,
+        WHOLE=whole, TILE=tile, AT_ONCE=MERGED_AT_ONCE, STAGES=stages, TOGETHER=TOGETHER,
+        HAS_TURNS=has_turns, SEQS=triton.next_power_of_2(singles) if has_turns else 1,
         HAS_NEW=new is not None, HAS_HALVES=halves is not None, IS_FULL=units * UNIT == out.shape[1], **constants,
-        num_warps=SPLIT_WARPS, **({"maxnreg": SPLIT_REGISTERS} if each <= CAPPED_BYTES else {}),
+        num_warps=SPLIT_WARPS, **({"maxnreg": SPLIT_REGISTERS} if is_capped else {}),
     )  # fmt: skip
+
+
+def programs_of(pairs: int, splits: int) -> tuple[int, bool]:
+    """Programs for so many splits of each sequence and key head, and whether one may take several in turn."""
+    if pairs * splits <= 2 * TOGETHER:
+        return splits, False
+    return min(splits, max(1, SPARE * TOGETHER // pairs)), True
 
 
 def attend_tiles(

@@ -160,10 +160,17 @@ def splits_of(length, window, SPLIT: tl.constexpr, WHOLE: tl.constexpr, HAS_WIND
     low = length * 0
     if HAS_WINDOW:
         low = tl.maximum(length - window, 0)
-    size = low + SPLIT - low
     if WHOLE > SPLIT:
-        size = tl.where(length > WHOLE, SPLIT, WHOLE)
-    return low, size, low // size, (length + size - 1) // size
+        is_long = length > WHOLE
+        first = tl.where(is_long, low // SPLIT, low // WHOLE)
+        return (
+            low,
+            tl.where(is_long, SPLIT, WHOLE),
+            first,
+            tl.where(is_long, (length + SPLIT - 1) // SPLIT, (length + WHOLE - 1) // WHOLE),
+        )
+    else:
+        return low, low * 0 + SPLIT, low // SPLIT, (length + SPLIT - 1) // SPLIT
 
 
 @triton.jit
@@ -171,17 +178,15 @@ def splits_each(
     own_splits, lengths, seqs, window, kv_heads, SEQS: tl.constexpr, TOGETHER: tl.constexpr, SPLIT: tl.constexpr,
     WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """How many of its sequence's splits a program takes in turn: TOGETHER programs run at once, and what each begins
-    and ends with takes as long as two or three tiles of keys."""
-    total = own_splits
-    if SEQS > 1:
-        other = tl.arange(0, SEQS)
-        is_in = other < tl.num_programs(0)
-        others = tl.load(lengths + tl.load(seqs + other, mask=is_in, other=0), mask=is_in, other=0)
-        _, _, first, past = splits_of(others, window, SPLIT, WHOLE, HAS_WINDOW)
-        total = tl.sum(past - first, 0)
-    fair, fewest = tl.cdiv(total * kv_heads, TOGETHER), tl.cdiv(own_splits, tl.num_programs(2))
-    return tl.maximum(tl.maximum(fair, fewest), 1)
+    """How many of its sequence's splits a program takes in turn, where a step has more than two for each of TOGETHER
+    programs that run at once: what a program begins and ends with takes as long as two or three tiles of keys."""
+    other = tl.arange(0, SEQS)
+    is_in = other < tl.num_programs(0)
+    others = tl.load(lengths + tl.load(seqs + other, mask=is_in, other=0), mask=is_in, other=0)
+    _, _, first, past = splits_of(others, window, SPLIT, WHOLE, HAS_WINDOW)
+    total = tl.sum(past - first, 0) * kv_heads
+    fair = tl.where(total > 2 * TOGETHER, tl.cdiv(total, TOGETHER), 1)
+    return tl.maximum(fair, tl.cdiv(own_splits, tl.num_programs(2)))
 
 
 @triton.jit
@@ -205,8 +210,9 @@ def split_kernel(
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D_BLOCK: tl.constexpr,
     V_DIM: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
     TILE: tl.constexpr, AT_ONCE: tl.constexpr, STAGES: tl.constexpr, SEQS: tl.constexpr, TOGETHER: tl.constexpr,
-    HAS_NORM: tl.constexpr, ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr, HAS_HALVES: tl.constexpr, IS_FULL: tl.constexpr,
+    HAS_TURNS: tl.constexpr, HAS_NORM: tl.constexpr, ROTATION: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_NEW: tl.constexpr, HAS_HALVES: tl.constexpr,
+    IS_FULL: tl.constexpr,
 ):  # fmt: skip
     """Some splits of one sequence's keys, each by itself, against the GROUP query heads of one key head; the last
     program to finish of those that share a sequence and key head puts their results together.
@@ -214,16 +220,19 @@ def split_kernel(
     A split has SPLIT keys, or all of a sequence that has no more than WHOLE, at least SPLIT. HAS_NEW: the token's own
     key and value come from k and v, and the last split writes them into the cache.
     parts: [sequences, heads, splits, V_DIM]; marks: [sequences, heads, splits, 2] the largest score and Σ exp;
-    arrivals: int32 [sequences, key heads], 0 before and after; SEQS: sequences, up to a power of two.
+    arrivals: int32 [sequences, key heads], 0 before and after. HAS_TURNS: programs may have several splits, as
+    `splits_each` says; SEQS: sequences, up to a power of two.
     """
     wait()
     number, head = tl.program_id(0), tl.program_id(1)
     seq, token = tl.load(seqs + number), tl.load(tokens + number)
     length = tl.load(lengths + seq)
     low, size, first_split, past_split = splits_of(length, window, SPLIT, WHOLE, HAS_WINDOW)
-    each = splits_each(
-        past_split - first_split, lengths, seqs, window, kv_heads, SEQS, TOGETHER, SPLIT, WHOLE, HAS_WINDOW
-    )
+    each = 1
+    if HAS_TURNS:
+        each = splits_each(
+            past_split - first_split, lengths, seqs, window, kv_heads, SEQS, TOGETHER, SPLIT, WHOLE, HAS_WINDOW
+        )
     begin = first_split + tl.program_id(2) * each
     past = tl.minimum(begin + each, past_split)
     if begin < past:
@@ -258,12 +267,13 @@ def split_kernel(
                 (largest, total, acc), own, keys, values, key_scales, value_scales, own_block, first, low, cached, head,
                 kv_heads, scale, softcap, TILE, DIM, D_BLOCK, V_DIM, V_BLOCK, BLOCK, HAS_SOFTCAP,
             )  # fmt: skip
-            following = first + TILE
-            if (following % size == 0) & (following < end):  # the next split begins with nothing
-                put_part(acc, largest, total, parts, marks, base, num_splits, first // size, GROUP, V_DIM, V_BLOCK)
-                largest = tl.full([ROWS], -1e30, tl.float32)
-                total = tl.zeros([ROWS], tl.float32)
-                acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
+            if HAS_TURNS:
+                following = first + TILE
+                if (following & (size - 1) == 0) & (following < end):  # the next split begins with nothing
+                    put_part(acc, largest, total, parts, marks, base, num_splits, first // size, GROUP, V_DIM, V_BLOCK)
+                    largest = tl.full([ROWS], -1e30, tl.float32)
+                    total = tl.zeros([ROWS], tl.float32)
+                    acc = tl.zeros([ROWS, V_BLOCK], tl.float32)
         if HAS_NEW:
             slot = tl.where(behind == 0, slot, -1)
             keep(keys, key_scales, new_key, key_scale, slot, head, kv_heads, BLOCK, DIM, D_BLOCK)
