@@ -57,7 +57,7 @@ def check(device: torch.device, random: Any, vocab: int, num_rows: int, turns: i
         assert alone == got[:1], "a row's draw depends on its company"
     assert len(counted) == WAYS, counted
     # the host sums float32, which may put one token more or less of a large vocabulary beyond top-p's edge
-    assert len(others) * 1000 <= turns * WAYS * num_rows, others
+    assert len(others) * 200 <= turns * WAYS * num_rows, others
 
 
 def a_drawer(device: torch.device, captures: bool, counted: list[int]) -> CudaDrawer:
