@@ -186,6 +186,25 @@ def test_every_number_of_requests_that_steps_are_made_for_runs_once_and_leaves_n
     assert stats.num_running == stats.num_waiting == 0
 
 
+def test_a_backend_that_captures_steps_is_warmed_up_for_every_kind_of_draw(tiny_gguf: Path) -> None:
+    from pocketllm.engine.load import load_engine
+    from pocketllm.engine.options import EngineOptions
+
+    with load_engine(EngineOptions(model=str(tiny_gguf), threads=1)) as engine:
+        asked: list[Any] = []
+        submit, stats = engine.loop.submit, engine.loop.stats
+
+        def watched(request: Any, sink: Any) -> None:
+            asked.append(request.params)
+            submit(request, sink)
+
+        engine.loop.submit = watched  # type: ignore[method-assign]  # watched in this test
+        engine.loop.stats = lambda: replace(stats(), num_compiles=1)  # type: ignore[method-assign]  # as of a GPU
+        warm_up(engine)
+
+    assert [(params.is_greedy, params.top_p < 1) for params in asked] == [(False, False), (True, False), (False, True)]
+
+
 def test_a_model_that_does_not_run_is_told_instead_of_served() -> None:
     class Broken:
         def submit(self, request: Any, sink: Any) -> None:

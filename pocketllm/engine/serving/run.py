@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -131,6 +131,8 @@ def tls_fault(config: uvicorn.Config, refused: OSError) -> str:
 
 WARM_UP_TOKENS = 4
 """What draws tokens is captured once logits have come from the same place twice."""
+WARM_UP_KINDS: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.0}, {"top_p": 0.95})
+"""Each is drawn by steps of its own, where a backend captures them: by temperature alone, the likeliest, sorted."""
 
 
 def warm_up(engine: ServedEngine) -> None:
@@ -140,15 +142,18 @@ def warm_up(engine: ServedEngine) -> None:
     The prefix cache does not keep them.
     """
     for width in engine.plan.step_widths:
-        run_at_once(engine, width)
+        for how in WARM_UP_KINDS:
+            run_at_once(engine, width, how)
+            if not engine.loop.stats().num_compiles:
+                break  # what is the same for all kinds has run
     engine.loop.reset_prefix_cache()
 
 
-def run_at_once(engine: ServedEngine, width: int) -> None:
-    """So many requests of their own. Raises MachineError when the model does not run."""
+def run_at_once(engine: ServedEngine, width: int, how: dict[str, Any]) -> None:
+    """So many requests of their own. how: their sampling. Raises MachineError when the model does not run."""
     ends: list[Event] = []
     longest = engine.plan.limits.max_model_len
-    params = SamplingParams(max_tokens=max(min(WARM_UP_TOKENS, longest - 1), 1), ignore_eos=True, seed=0)
+    params = SamplingParams(max_tokens=max(min(WARM_UP_TOKENS, longest - 1), 1), ignore_eos=True, seed=0, **how)
     for number in range(width):
         name = f"warm-up {number} of {width}"
         prompt = [0] * max(min(16, longest - WARM_UP_TOKENS), 1)

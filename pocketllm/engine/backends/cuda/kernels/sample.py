@@ -67,14 +67,13 @@ def edges_kernel(
     row = tl.program_id(0).to(tl.int64)
     if is_drawn(params, token_ids, row):
         own, top = descending + row * stride, tl.load(largest + row)
-        last = last_of(own, vocab, params, row)
         chunk, lane = tl.arange(0, BLOCK), tl.arange(0, CHUNK)
         some = tl.load(sums + row * num_chunks + chunk, mask=chunk < num_chunks, other=0)
         wanted = tl.load(params + row * PARAMS + TOP_P) * tl.sum(some, 0).to(tl.float64)
         is_before = tl.cumsum(some, 0).to(tl.float64) < wanted
         at = tl.sum(is_before.to(tl.int32), 0)
-        value, weight = weighed(own, at * CHUNK + lane, vocab, top, params, row)
-        weight = tl.where(value >= last, weight, 0.0)
+        # what top-k leaves out comes behind the place that is looked for
+        _, weight = weighed(own, at * CHUNK + lane, vocab, top, params, row)
         running = tl.sum(tl.where(is_before, some, 0), 0) + tl.cumsum(amounts_of(weight), 0)
         inside = tl.sum((running.to(tl.float64) < wanted).to(tl.int32), 0)
         lightest = tl.max(tl.where(lane == inside, weight, 0.0), 0)
@@ -83,7 +82,7 @@ def edges_kernel(
         begun = tl.maximum(tl.sum((first > lightest).to(tl.int32), 0) - 1, 0)
         _, weight = weighed(own, begun * CHUNK + lane, vocab, top, params, row)
         num_heavier = begun * CHUNK + tl.sum((weight > lightest).to(tl.int32), 0)
-        tl.store(edges + row * 2, last)
+        tl.store(edges + row * 2, last_of(own, vocab, params, row))
         tl.store(edges + row * 2 + 1, lightest)
         tl.store(num_ties + row, at * CHUNK + inside + 1 - num_heavier)
 

@@ -102,7 +102,7 @@ class CudaDrawer:
         return torch.tanh(logits / cap) * cap
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Pending:
-        """Nothing here waits for the device."""
+        """Nothing here waits for the device, but for what was drawn before the last draw."""
         assert len(logits) <= MOST_ROWS, len(logits)
         box = self._boxes[0]
         box.reuse()

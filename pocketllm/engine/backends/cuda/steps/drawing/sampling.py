@@ -17,6 +17,8 @@ CHUNK = 4096
 """Logits that one program looks through for the largest."""
 WEIGHED = 1024
 """Logits that one program weighs."""
+FEWEST = 128
+"""Chunks that a row's program has room for at least: one for each of its threads."""
 ROWS_AT_ONCE = 32
 """Rows that are sorted together: of 262,144 tokens they take half a GiB while they are."""
 PARAMS = ("temperature", "top_k", "top_p", "min_p", "share")
@@ -96,7 +98,7 @@ def edges_of(logits: Tensor, largest: Tensor, token_ids: Tensor, params: Tensor)
         descending.stride(0),
         chunks,
         CHUNK=WEIGHED,
-        BLOCK=triton.next_power_of_2(chunks),
+        BLOCK=max(triton.next_power_of_2(chunks), FEWEST),
         num_warps=4,
     )
     return edges, num_ties
@@ -139,7 +141,7 @@ def draw_tokens(
         chunks,
         HAS_EDGES=edges is not None,
         CHUNK=WEIGHED,
-        BLOCK=triton.next_power_of_2(chunks),
+        BLOCK=max(triton.next_power_of_2(chunks), FEWEST),
         num_warps=4,
     )
 
