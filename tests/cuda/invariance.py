@@ -26,6 +26,7 @@ from pocketllm.engine.backends.api.device import read_facts
 from pocketllm.engine.backends.api.ops import Norm, Ops, Projection
 from pocketllm.engine.backends.cuda import attention as cuda_attention
 from pocketllm.engine.backends.cuda.device import declare
+from pocketllm.engine.backends.cuda.matrices import PLAIN
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from tests.cuda.interpreted import batch_of, blocks, rows
 from tests.cuda.mixtures import DEVICE, SOFTMAX, Case
@@ -42,12 +43,14 @@ Computed = Callable[[CudaOps, torch.Tensor], torch.Tensor]
 # -- rows of one kind
 def products() -> None:
     """Packed and plain matrices, normed rows, of answers and of prompts."""
-    for kind, width in (("Q4_K", 512), ("F16", 72)):
-        data = blocks(kind, 40, width) if kind != "F16" else half_floats(40, width)
+    for kind, out, width in (("Q4_K", 40, 512), ("F16", 5, 72), ("BF16", 5, 72), ("F32", 5, 72)):
+        data = blocks(kind, out, width) if kind == "Q4_K" else floats(kind, out, width)
         weight = RANDOM.standard_normal(width).astype(np.float32)
 
-        def projected(ops: CudaOps, x: torch.Tensor, kind: str = kind, data: Any = data, weight: Any = weight) -> Any:
-            matrix, norm = ops.load_matrix(data, kind, (40, len(weight))), Norm(ops.load_vector(weight), 1e-5)
+        def projected(
+            ops: CudaOps, x: torch.Tensor, kind: str = kind, out: int = out, data: Any = data, weight: Any = weight
+        ) -> Any:
+            matrix, norm = ops.load_matrix(data, kind, (out, len(weight))), Norm(ops.load_vector(weight), 1e-5)
             return ops.project(x, Projection(matrix), norm=norm)[0]
 
         compare(kind, projected, width, is_seen=kind == "Q4_K")
@@ -82,8 +85,8 @@ def attention() -> None:
     print("attention is invariant", flush=True)
 
 
-def half_floats(rows: int, width: int) -> Any:
-    return RANDOM.standard_normal((rows, width)).astype(np.float16).view(np.uint8).reshape(-1)
+def floats(kind: str, rows: int, width: int) -> Any:
+    return torch.from_numpy(RANDOM.standard_normal((rows, width))).to(PLAIN[kind]).view(torch.uint8).numpy().reshape(-1)
 
 
 def compare(name: str, compute: Computed, width: int, is_seen: bool) -> None:

@@ -87,15 +87,16 @@ def test_answers_of_mixtures_windows_sinks_and_latents_on_a_gpu_are_those_of_the
 
 
 @needs_triton
-@pytest.mark.parametrize(("width", "is_plain"), [(128, False), (96, False), (72, True)])
-def test_products_in_tiles_of_one_size_compile_for_a_gpu_whatever_the_width(width: int, is_plain: bool) -> None:
+@pytest.mark.parametrize(("width", "kind"), [(128, "*fp16"), (96, "*fp16"), (96, "*bf16"), (72, "*fp32")])
+def test_products_in_tiles_of_one_size_compile_for_a_gpu_whatever_the_width(width: int, kind: str) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from pocketllm.engine.backends.cuda.kernels.fixed import HALF, PLAIN, fixed_kernel
 
-    tile, kind = (PLAIN, "*fp32") if is_plain else (HALF, "*fp16")
+    is_plain = kind == "*fp32"
+    tile = PLAIN if is_plain else HALF
     constants = {"width": width, "IS_PLAIN": is_plain, **{name: tile[name] for name in ("ROWS", "COLS", "DEPTH")}}
     given = dict.fromkeys(fixed_kernel.arg_names, "i32") | {"x": kind, "w": kind, "y": "*fp32"}
     signature = {name: "constexpr" if name in constants else given[name] for name in given}

@@ -31,6 +31,14 @@ def test_kernels_agree_with_the_decoders_and_the_reference(part: str) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+@needs_triton
+@pytest.mark.parametrize("part", ["few", "alone", "many", "operations"])
+def test_products_with_plain_floats_agree_with_float64_and_a_row_has_its_own_bits(part: str) -> None:
+    answer = in_interpreter("tests.cuda.plain", part, timeout_s=120)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
 def test_the_backend_does_not_bid_where_no_gpu_is_listed() -> None:
     bid = device.bid(facts(), BackendOptions())
 

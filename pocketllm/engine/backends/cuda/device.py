@@ -41,7 +41,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, KV_SHARE = WIDTHS[-1], 2048, 4
 weights for less than a tenth of a second; and one part in so many of the memory for keys and values."""
 BATCH_INVARIANT_WIDTH = 1
 """A row by itself is rounded and summed otherwise than with others; 2 to 32 rows of decode steps have equal bits."""
-NUMERICS_VERSION = "cuda-5"
+NUMERICS_VERSION = "cuda-6"
 INVARIANT_OPS = frozenset(
     {"load_matrix", "load_vector", "new_kv_cache", "copy_blocks", "embed", "rms_norm", "project", "project_add"}
     | {"rope_angles", "rope", "store_kv", "attention", "sink_attention", "silu_mul", "gelu_mul", "sigmoid_mul", "mul"}

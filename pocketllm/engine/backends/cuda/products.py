@@ -1,6 +1,6 @@
-"""Rows times matrices: few rows from packed weights, many by the tensor cores on unpacked tiles."""
+"""Rows times matrices: few rows from weights as they lie, many by the tensor cores, packed ones from unpacked tiles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels import several, single
+from pocketllm.engine.backends.cuda.kernels import plain, several, single
 from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
 from pocketllm.engine.backends.cuda.kernels.single import Halves
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
+from pocketllm.engine.backends.cuda.many import Multiply, added, finish, library_product, plain_product
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
 
@@ -165,6 +166,7 @@ class Products:
         """is_invariant: whether the kind of rows alone picks the form of a product, and never how many there are."""
         self.device = device
         self.is_invariant = is_invariant
+        self._multiply: Multiply = fixed_product if is_invariant else library_product
         self._runs: dict[tuple[int, ...], tuple[Sequence[Projection], list[Run]]] = {}
         """By the identities of projections, which are kept with them: no other one may come to have the same."""
         self._unpacked: Tensor | None = None
@@ -192,15 +194,23 @@ class Products:
     def product(self, rows: "Rows", run: Run, residual: Tensor | None) -> Tensor:
         """rows · weightᵀ (+ bias) (+ residual) of all that lies together."""
         out = torch.empty(len(rows), sum(run.widths), dtype=torch.float32, device=self.device)
-        if isinstance(run.matrix, Plain):
-            multiply = fixed_product if self.is_invariant else library_product
-            plain_product(rows.floats(), run.matrix, out, run.bias, residual, multiply)
-        elif self.is_prompt or (len(rows) > FEW_ROWS and not self.is_invariant):
+        are_many = self.is_prompt or (len(rows) > FEW_ROWS and not self.is_invariant)
+        if isinstance(run.matrix, Plain) and are_many:
+            plain_product(rows, run.matrix.values, out, run.bias, residual, self._multiply)
+        elif isinstance(run.matrix, Plain):
+            plain.multiply(rows.floats(), run.matrix.values, out, run.bias, residual)
+        elif are_many:
             self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
         elif len(rows) == 1 and not self.is_invariant:
             single.multiply(rows.halves(), run.matrix, out, run.bias, residual)
         else:
             several.multiply(rows.several(), run.matrix, out, run.bias, residual)
+        return out
+
+    def logits(self, x: Tensor, router: Projection, norm: Norm | None) -> Tensor:
+        """Of many rows, in float32 throughout: another expert is no rounding error."""
+        out = self._multiply(rows_of(x, norm, False).floats(), router.weight.held.values)
+        added(out, router.bias, None)
         return out
 
     def sum(self, x: Operand, projection: Projection, residual: Tensor) -> Sum | None:
@@ -227,8 +237,7 @@ class Products:
             last = min(first + step, packed.rows)
             tile = self._unpacked[: (last - first) * packed.cols].view(last - first, packed.cols)
             unpack_rows(packed, tile, first)
-            product = fixed_product(x, tile) if self.is_invariant else half_product(x, tile)
-            finish(product, scale, out, bias, residual, first, last)
+            finish(self._multiply(x, tile), scale, out, bias, residual, first, last)
 
 
 class Rows:
@@ -337,40 +346,3 @@ def joined_bias(group: Sequence[Projection]) -> Tensor | None:
         return None
     zeros = [given[0].new_zeros(projection.weight.rows) for projection in group]
     return torch.cat([zero if p.bias is None else p.bias for p, zero in zip(group, zeros, strict=True)])
-
-
-def plain_product(
-    x: Tensor, plain: Plain, out: Tensor, bias: Tensor | None, residual: Tensor | None,
-    multiply: Callable[[Tensor, Tensor], Tensor],
-) -> None:  # fmt: skip
-    """float32 throughout."""
-    product = multiply(x, plain.values)
-    if bias is not None:
-        product = product + bias
-    out.copy_(product if residual is None else product + residual)
-
-
-def library_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ in float32; eight rows at least, so that a row's sums do not depend on how few there are."""
-    padded = x if len(x) >= 8 else torch.nn.functional.pad(x, (0, 0, 0, 8 - len(x)))
-    return (padded @ weight.float().T)[: len(x)]
-
-
-def half_product(x: Tensor, tile: Tensor) -> Tensor:
-    """x · tileᵀ of float16, summed and given in float32."""
-    if x.device.type == "cpu":
-        return x.float() @ tile.float().T
-    return torch.mm(x, tile.T, out_dtype=torch.float32)
-
-
-def finish(
-    product: Tensor, scale: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, first: int, last: int
-) -> None:
-    """out[:, first:last] = scale · product (+ bias) (+ residual)."""
-    target = out[:, first:last]
-    if residual is None:
-        torch.mul(product, scale[:, None], out=target)
-    else:
-        torch.addcmul(residual[:, first:last], product, scale[:, None], out=target)
-    if bias is not None:
-        target += bias[first:last]

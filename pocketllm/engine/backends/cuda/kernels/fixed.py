@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pocketllm.engine.backends.cuda.kernels.launch import wait
+from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED, wait
 
 HALF = {"ROWS": 128, "COLS": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
-"""Tile of float16: rows of x, rows of the matrix, and how much of them at a time; part of the numerics version."""
+"""Tile of two bytes a value: rows of x, rows of the matrix, and how much of them at a time; part of the numerics
+version."""
 PLAIN = {"ROWS": 16, "COLS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2}
 """The same where sums are of float32, which the tensor cores do not have."""
 TOGETHER = tl.constexpr(8)
@@ -41,6 +42,8 @@ def fixed_kernel(
             of_x, of_w = is_x & (k < width - at), is_w & (k < width - at)
         some_x = tl.load(own_x + at, mask=of_x, other=0.0)
         some_w = tl.load(own_w + at, mask=of_w, other=0.0)
+        if IS_INTERPRETED:  # which has no products of bfloat16
+            some_x, some_w = some_x.to(tl.float32), some_w.to(tl.float32)
         if IS_PLAIN:
             total = tl.dot(some_x, tl.trans(some_w.to(tl.float32)), total, input_precision="ieee")
         else:
@@ -50,7 +53,7 @@ def fixed_kernel(
 
 
 def fixed_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ, summed and given in float32: of float16 both, or of a float32 x and whatever floats."""
+    """x · weightᵀ, summed and given in float32: of float16 or bfloat16 both, or of a float32 x and whatever floats."""
     (count, width), rows = x.shape, len(weight)
     y = torch.empty(count, rows, dtype=torch.float32, device=x.device)
     is_plain = x.dtype == torch.float32

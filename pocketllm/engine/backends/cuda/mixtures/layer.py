@@ -109,9 +109,7 @@ class Mixtures:
         """float32 throughout, [rows, experts]."""
         rows, router = len(source.x), experts.router
         if self._products.is_prompt or rows > FEW_ROWS:
-            [logits] = self._products.project(source.x, (router,), source.norm, None)
-            assert isinstance(logits, Tensor)
-            return logits.contiguous()
+            return self._products.logits(source.x, router, source.norm).contiguous()
         weight, eps, has_norm = source.norm_options()
         values, count = router.weight.held.values, router.weight.rows
         line = triton.next_power_of_2(source.x.shape[1])
