@@ -1,8 +1,8 @@
 # ruff: noqa: B023  # what is timed is called at once
 """Products with matrices of plain floats against float64, in Triton's interpreter or on a GPU.
 
-usage: python -m tests.cuda.plain [few] [alone] [many] [operations] [large] [time] [shapes]
-           (TRITON_INTERPRET=1 without a GPU; large, time and shapes: of real sizes, on a GPU alone)
+usage: python -m tests.cuda.plain [few] [alone] [many] [operations] [large] [time] [shapes] [tiles]
+           (TRITON_INTERPRET=1 without a GPU; large and what follows: of real sizes, on a GPU alone)
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
-from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
+from pocketllm.engine.backends.cuda.kernels.fixed import NARROW, fixed_product, narrow_product
 from pocketllm.engine.backends.cuda.kernels.plain import multiply, shape_for
 from pocketllm.engine.backends.cuda.many import library_product, plain_product
 from pocketllm.engine.backends.cuda.matrices import PLAIN
@@ -77,7 +77,7 @@ def alone() -> None:
 
 def many() -> None:
     """Prompts' products, by the library and in tiles of one size, of rows of very different sizes."""
-    for kind, (rows, width), form in product(PLAIN, COUNTS, (library_product, fixed_product)):
+    for kind, (rows, width), form in product(PLAIN, COUNTS, (library_product, fixed_product, narrow_product)):
         weight, bias = matrix(kind, rows, width), torch.randn(rows, device=DEVICE)
         for count in (1, 33):
             sizes = 10 ** torch.linspace(-6, 6, count, device=DEVICE)[:, None]
@@ -96,7 +96,7 @@ def operations() -> None:
     norm = np.random.default_rng(0).standard_normal(72).astype(np.float32)
     for kind, bound in BOUNDS.items():
         values = matrix(kind, 20, 72).view(torch.uint8).cpu().numpy().reshape(-1)
-        for count in (2, 33):
+        for count in (1, 2, 33):
             x, results = torch.randn(count, 72), []
             for own in (ops, reference):
                 weight = Projection(own.load_matrix(values, kind, (20, 72)), own.load_vector(norm[:20]))
@@ -118,7 +118,11 @@ def large() -> None:
             y = poisoned(count, rows)
             multiply(x[:count], weight, y)
             line.append(f"×{count} {error(y, want[:count]):.1e}{' OTHER BITS' * (not torch.equal(y, whole[:count]))}")
-        for form in (library_product, fixed_product):
+        beside = narrow_product(x[:32].to(weight.dtype), weight)
+        for count in (1, 3, 8):
+            y = narrow_product(x[:count].to(weight.dtype), weight)
+            line.append(f"narrow ×{count}{' OTHER BITS' * (not torch.equal(y, beside[:count]))}")
+        for form in (library_product, fixed_product, narrow_product):
             y = poisoned(512, rows)
             plain_product(Rows(x), weight, y, None, None, form)
             line.append(f"×512 {form.__name__} {error(y, want):.1e}")
@@ -150,8 +154,29 @@ def swept(tried: list[tuple[int, int, int] | None], counts: tuple[int, ...]) -> 
             print(f"{kind} {width}→{rows} {first.nbytes >> 20} MiB ×{count} | {' | '.join(line)}", flush=True)
 
 
+def tiles() -> None:
+    """Products of 8 and 32 rows with x given in the matrix's type, by tile."""
+    for rows, width in REAL:
+        first = matrix("F16", rows, width)
+        pool = [first.clone() for _ in range(max(4, 400_000_000 // first.nbytes))]
+        for count in (8, 32):
+            x, line = torch.randn(count, width, device=DEVICE).half(), []
+            for cols, depth, stages in product((16, 32, 64), (64, 128, 256), (3, 4, 6)):
+                tile = {**NARROW, "COLS": cols, "DEPTH": depth, "num_stages": stages}
+                if (32 + cols) * depth * 2 * stages > 200_000:
+                    continue
+                run = partial(fixed_product, x, tile=tile)
+                line.append((timed(lambda i: run(pool[i]), len(pool)), cols, depth, stages))
+            library = timed(lambda i: library_product(x, pool[i]), len(pool))
+            own = next(
+                took for took, *shape in line if shape == [NARROW["COLS"], NARROW["DEPTH"], NARROW["num_stages"]]
+            )
+            best = " · ".join(f"{took:.1f} {cols},{depth},{stages}" for took, cols, depth, stages in sorted(line)[:4])
+            print(f"{width}→{rows} ×{count}: library {library:.1f} µs, ours {own:.1f}, best {best}", flush=True)
+
+
 PARTS: dict[str, Callable[[], None]] = {
-    part.__name__: part for part in (few, alone, many, operations, large, time, shapes)
+    part.__name__: part for part in (few, alone, many, operations, large, time, shapes, tiles)
 }
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cuda.kernels import plain, several, single
-from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
+from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product, narrow_product
 from pocketllm.engine.backends.cuda.kernels.rows import write_rows
 from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
 from pocketllm.engine.backends.cuda.kernels.single import Halves
@@ -195,13 +195,16 @@ class Products:
         """rows · weightᵀ (+ bias) (+ residual) of all that lies together."""
         out = torch.empty(len(rows), sum(run.widths), dtype=torch.float32, device=self.device)
         are_many = self.is_prompt or (len(rows) > FEW_ROWS and not self.is_invariant)
+        is_alone = len(rows) == 1 and not self.is_invariant
         if isinstance(run.matrix, Plain) and are_many:
             plain_product(rows, run.matrix.values, out, run.bias, residual, self._multiply)
-        elif isinstance(run.matrix, Plain):
+        elif isinstance(run.matrix, Plain) and (is_alone or run.matrix.values.dtype == torch.float32):
             plain.multiply(rows.floats(), run.matrix.values, out, run.bias, residual)
+        elif isinstance(run.matrix, Plain):
+            plain_product(rows, run.matrix.values, out, run.bias, residual, narrow_product)
         elif are_many:
             self._large(*rows.scaled(), run.matrix, out, run.bias, residual)
-        elif len(rows) == 1 and not self.is_invariant:
+        elif is_alone:
             single.multiply(rows.halves(), run.matrix, out, run.bias, residual)
         else:
             several.multiply(rows.several(), run.matrix, out, run.bias, residual)

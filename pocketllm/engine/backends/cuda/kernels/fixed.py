@@ -4,6 +4,8 @@ A library picks tiles, and where sums are split, by the number of rows. Here a p
 first value.
 """
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,8 @@ from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED, wait
 HALF = {"ROWS": 128, "COLS": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
 """Tile of two bytes a value: rows of x, rows of the matrix, and how much of them at a time; part of the numerics
 version."""
+NARROW = {"ROWS": 32, "COLS": 32, "DEPTH": 128, "num_warps": 4, "num_stages": 4}
+"""The same for a few rows, which wait for the matrix's bytes alone."""
 PLAIN = {"ROWS": 16, "COLS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2}
 """The same where sums are of float32, which the tensor cores do not have."""
 TOGETHER = tl.constexpr(8)
@@ -52,13 +56,21 @@ def fixed_kernel(
     tl.store(to, total, mask=(m < x_rows)[:, None] & (n < rows)[None, :])
 
 
-def fixed_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ, summed and given in float32: of float16 or bfloat16 both, or of a float32 x and whatever floats."""
+def fixed_product(x: Tensor, weight: Tensor, tile: Mapping[str, int] = HALF) -> Tensor:
+    """x · weightᵀ, summed and given in float32: of float16 or bfloat16 both, or of a float32 x and whatever floats.
+
+    tile: of two bytes a value; float32 has one of its own.
+    """
     (count, width), rows = x.shape, len(weight)
     y = torch.empty(count, rows, dtype=torch.float32, device=x.device)
     is_plain = x.dtype == torch.float32
-    tile = PLAIN if is_plain else HALF
+    tile = PLAIN if is_plain else tile
     fixed_kernel[(-(-count // tile["ROWS"]) * -(-rows // tile["COLS"]),)](
         x, weight, y, count, rows, x.stride(0), y.stride(0), width=width, IS_PLAIN=is_plain, **tile
     )
     return y
+
+
+def narrow_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`fixed_product` of a few rows, in a tile of their own."""
+    return fixed_product(x, weight, NARROW)
