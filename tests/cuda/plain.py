@@ -16,9 +16,9 @@ from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cuda.kernels.fixed import fixed_product
 from pocketllm.engine.backends.cuda.kernels.plain import multiply, shape_for
 from pocketllm.engine.backends.cuda.many import library_product, plain_product
-from pocketllm.engine.backends.cuda.matrices import PLAIN
+from pocketllm.engine.backends.cuda.matrices import PLAIN, Matrix, Plain
 from pocketllm.engine.backends.cuda.ops import CudaOps
-from pocketllm.engine.backends.cuda.products import Rows
+from pocketllm.engine.backends.cuda.products import Products, Rows
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.cuda.kernels import error, timed
 from tests.cuda.mixtures import DEVICE
@@ -88,6 +88,11 @@ def many() -> None:
             assert far.max() < BOUNDS[kind], (kind, rows, width, count, form.__name__, float(far.max()))
             plain_product(Rows(x), weight, y, bias, residual, form)
             assert error(y, want + bias + residual) < BOUNDS[kind], (kind, rows, width, count, form.__name__, "added")
+    for kind, is_invariant in product(PLAIN, (False, True)):  # experts are told apart by all that float32 has
+        weight, bias, x = matrix(kind, 5, 33), torch.randn(5, device=DEVICE), torch.randn(33, 33, device=DEVICE)
+        products = Products(torch.device(DEVICE), is_invariant)
+        y = products.logits(x, Projection(Matrix(Plain(weight)), bias), None)
+        assert error(y, x.double() @ weight.double().T + bias) < SUMMED, (kind, is_invariant)
 
 
 def operations() -> None:
