@@ -131,7 +131,8 @@ def large() -> None:
             y = poisoned(512, rows)
             plain_product(Rows(x), weight, y, None, None, form)
             line.append(f"×512 {form.__name__} {error(y, want):.1e}")
-            amiss += [line[-1]] * (not error(y, want) < BOUNDS[kind])
+            # tensor cores round sums downwards, once for 16 values
+            amiss += [line[-1]] * (not error(y, want) < BOUNDS[kind] + 1e-8 * width)
         print(f"{kind} {width}→{rows}: {' · '.join(line)}", flush=True)
     assert not amiss, amiss
 
