@@ -39,6 +39,38 @@ def test_products_with_plain_floats_agree_with_float64_and_a_row_has_its_own_bit
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("kind", "width", "count", "of_sixteen_bytes"),
+    [("*fp16", 4096, 1, True), ("*bf16", 576, 8, True), ("*fp32", 4096, 8, True), ("*fp16", 33, 8, False)],
+)
+def test_the_kernel_for_plain_floats_compiles_for_a_gpu_and_reads_sixteen_bytes_at_a_time_where_rows_allow(
+    kind: str, width: int, count: int, of_sixteen_bytes: bool
+) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from pocketllm.engine.backends.cuda.kernels.plain import WARPS, plain_kernel, shape_for
+
+    names = list(plain_kernel.arg_names)
+    together, rows, ahead = shape_for(count)
+    constants: dict[str, int] = {"width": width, "M": together, "ROWS": rows, "WARPS": WARPS, "SHARES": 2}
+    constants |= {"EACH": 4 if kind == "*fp32" else 8, "AHEAD": ahead, "HAS_BIAS": False, "HAS_RESIDUAL": False}
+    given = dict.fromkeys(names, "i32") | dict.fromkeys(("x", "y", "bias", "residual"), "*fp32") | {"w": kind}
+    signature = {name: "constexpr" if name in constants else given[name] for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("x", "w", "y", "x_stride")}
+    source = ASTSource(plain_kernel, signature, places, aligned)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS, "enable_fp_fusion": False}
+    )
+
+    reads = [line for line in compiled.asm["ptx"].splitlines() if "ld.global" in line and "evict_first" in line]
+    assert reads
+    assert all(".v4." in read for read in reads) is of_sixteen_bytes
+
+
 def test_the_backend_does_not_bid_where_no_gpu_is_listed() -> None:
     bid = device.bid(facts(), BackendOptions())
 

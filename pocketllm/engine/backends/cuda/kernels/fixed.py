@@ -16,7 +16,7 @@ from pocketllm.engine.backends.cuda.kernels.launch import IS_INTERPRETED, wait
 HALF = {"ROWS": 128, "COLS": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
 """Tile of two bytes a value: rows of x, rows of the matrix, and how much of them at a time; part of the numerics
 version."""
-NARROW = {"ROWS": 32, "COLS": 32, "DEPTH": 128, "num_warps": 4, "num_stages": 4}
+NARROW = {"ROWS": 32, "COLS": 16, "DEPTH": 128, "num_warps": 4, "num_stages": 6}
 """The same for a few rows, which wait for the matrix's bytes alone."""
 PLAIN = {"ROWS": 16, "COLS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2}
 """The same where sums are of float32, which the tensor cores do not have."""
