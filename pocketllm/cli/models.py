@@ -171,7 +171,8 @@ def docs(records: Records = RECORDS, docs: Docs = DOCS) -> None:
 
 
 def read_source(records: Path, with_freshness: bool = True) -> "Source":
-    """Ladder, evidence, the catalog's digests and the families' declarations; says so when there is no such folder.
+    """Ladder, evidence, the catalog's digests and the families' declarations; says so when there is no such folder,
+    and raises OptionError for one that was named.
 
     Freshness asks git for much, and no page speaks of it.
     """
@@ -182,6 +183,8 @@ def read_source(records: Path, with_freshness: bool = True) -> "Source":
     from pocketllm.evidence.model_pages import Source
 
     if not records.is_dir():
+        if records != RECORDS:  # a slip of the pen is not what proves nothing
+            raise OptionError(f"--records {records} is no folder: nothing is read from it")
         say(f"no folder {records}: without records nothing is proved")
     pinned = {entry.name: entry.sha256 for entry in CATALOG.values()}
     evidence = load(records)

@@ -169,7 +169,12 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             # the reader has gone (`| head`): no more output, and no complaint at interpreter exit
             lead_nowhere(sys.stdout)
             raise typer.Exit(0) from None
-        except (typer.Exit, typer.Abort):
+        except typer.Exit as end:
+            from pocketllm.cli.loading import leave_a_load
+
+            leave_a_load(end.exit_code)
+            raise
+        except typer.Abort:
             raise
         except OSError as error:
             if is_directory_gone():

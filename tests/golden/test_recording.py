@@ -80,6 +80,20 @@ def test_an_answer_that_could_be_another_is_refused_unless_it_is_there_for_that(
 
 
 # -- suggestions -------------------------------------------------------------------------------------------------------
+def test_a_case_that_cannot_be_asked_is_named(engine: Engine, tmp_path: Path) -> None:
+    subject = subject_of(engine)
+    endless = {**TABLE, "sampling": {"max_tokens": 10**6, **GREEDY}}
+
+    with pytest.raises(RecordError, match=r"^case endless: the prompt's .* lower max_tokens"):
+        record(
+            subject,
+            FixtureFolder(tmp_path / subject.name),
+            [request("new", TABLE, "x"), request("endless", endless, "x")],
+            ["pocketllm"],
+            record_dir=tmp_path / "records",
+        )
+
+
 def test_suggestions_are_ranked_by_their_smallest_margin(engine: Engine) -> None:
     asked = requests_of(["once upon", "", "hello", "日本"], is_chat=False, max_tokens=6, is_probe=False)
 

@@ -206,4 +206,17 @@ def test_without_a_terminal_pages_are_printed_and_nothing_is_decided(words: list
     assert done.exit_code == 0, done.output
     assert done.stdout.count("tokens differ from 5 on") == 3
     assert "nothing is decided here" in done.stderr
+    assert done.stderr.rstrip().endswith(f'--reason "…" {" ".join(joined(words))}')
     assert pending.pending_names() == ["one", "three", "two"]
+
+
+def joined(words: list[str]) -> list[str]:
+    return [f"{flag}={value}" for flag, value in zip(words[::2], words[1::2], strict=True)]
+
+
+def test_a_case_that_nobody_has_is_refused_and_not_called_reviewed(words: list[str], pending: FixtureFolder) -> None:
+    done = CliRunner().invoke(app, ["golden", "review", *words, "--case", "four"])
+
+    assert done.exit_code == 2, done.output
+    assert "no case 'four'" in done.stderr
+    assert "known: one, three, two" in done.stderr

@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,6 +165,39 @@ def test_the_command_serves_and_drains_at_sigterm(run_command: Callable[..., Com
     assert command.process.stdout.read() == ""
     assert not [line for line in command.lines if "Traceback" in line or "uvicorn" in line.lower()], command.lines
     assert any(line.startswith("plan: llama on ") for line in command.lines)
+
+
+LOADING = """
+import sys, time, weakref
+import pocketllm.engine.load as load
+from pocketllm.cli.main import app
+
+class Mapping:
+    "What a model's file is read through."
+
+def load_engine(*_):
+    mapping = Mapping()
+    weakref.finalize(mapping, print, "unmapped under the load", file=sys.stderr)
+    print("reading", file=sys.stderr, flush=True)
+    while mapping:
+        time.sleep(0.01)
+
+load.load_engine = load_engine
+app(["serve", "--port", "0"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_with_0_and_unmaps_nothing_under_the_load(number: signal.Signals) -> None:
+    """The end of the interpreter did: the load, which reads in native code, then died of SIGSEGV now and then."""
+    with subprocess.Popen([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line == "reading\n":
+                break
+        process.send_signal(number)
+        rest = process.stderr.read()
+
+    assert (process.returncode, rest) == (0, "")
 
 
 def test_a_second_signal_ends_the_command_at_once(run_command: Callable[..., Command], tiny_gguf: Path) -> None:

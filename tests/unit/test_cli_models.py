@@ -178,6 +178,18 @@ def test_an_unknown_model_is_refused_with_the_known_ones(folder: Path) -> None:
     assert "known: smollm2-135m, gemma3-270m" in call("show", "smol", expected=2).stderr
 
 
+@pytest.mark.parametrize("words", [(), ("show", "smollm2-135m"), ("check",), ("docs",)])
+def test_a_folder_of_records_that_is_named_and_not_there_is_refused_and_no_table_is_emptied(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    page = folder / "docs/models/smollm2-135m.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("<!-- generated: matrix smollm2-135m -->\n\nold\n\n<!-- end -->\n", encoding="utf-8")
+
+    assert "recrods is no folder" in call(*words, "--records", "recrods", expected=2).stderr
+    assert "old" in page.read_text(encoding="utf-8")
+
+
 def test_a_record_that_cannot_be_read_is_an_error_and_not_a_lower_rung(folder: Path) -> None:
     prove_rung_4()
     next(Path("records/parity").rglob("*.parquet")).write_text("no parquet")

@@ -262,6 +262,18 @@ def test_a_case_name_is_a_plain_file_name(name: str) -> None:
         check_name(name)
 
 
+@pytest.mark.parametrize(
+    ("folder", "named"),
+    [
+        ("records/fixtures/smollm", "records/fixtures/smollm"),
+        ("/home/ann/records/fixtures/smollm", "fixtures/smollm"),
+        ("../ann/fixtures/smollm", "fixtures/smollm"),
+    ],
+)
+def test_a_folder_is_named_as_it_is_reached_from_here_and_no_folder_of_a_machine_is(folder: str, named: str) -> None:
+    assert FixtureFolder(Path(folder)).label() == named
+
+
 def test_the_smallest_margin_is_that_of_the_least_certain_token() -> None:
     assert ANSWER.smallest_margin == 0.25
     assert replace(ANSWER, positions=()).smallest_margin == math.inf

@@ -1,11 +1,13 @@
 """Flags that the subcommands of `pocketllm golden` share."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from pocketllm.engine.options import EngineOptions
     from pocketllm.golden.files.folder import FixtureFolder
     from pocketllm.golden.subject import Subject
 
@@ -49,3 +51,14 @@ def check_folder(fixtures: Path | None) -> None:
 
     if fixtures is not None and not fixtures.is_dir():
         raise OptionError(f"--fixtures {fixtures} is no folder: nothing could be compared")
+
+
+def same_key(options: "EngineOptions", engine: str | None, fixtures: Path | None) -> str:
+    """The flags of this command without which another would look for answers under another key."""
+    from pocketllm.engine.options import as_flag
+
+    named = ("model", "backend", "threads", "activation_dtype", "kv_dtype", "batch_invariant", "max_model_len")
+    flags = [as_flag(name, getattr(options, name)) for name in named if options.sources.get(name) == "flag"]
+    flags += [f"--engine={engine}"] if engine else []
+    flags += [f"--fixtures={fixtures}"] if fixtures else []
+    return "".join(f" {shlex.quote(flag)}" for flag in flags)

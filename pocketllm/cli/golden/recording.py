@@ -1,6 +1,5 @@
 """`pocketllm golden record | suggest`: propose answers, and find prompts that make good ones."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,11 +27,11 @@ from pocketllm.cli.golden.flags import (
     ServedModel,
     Url,
     folder_of,
+    same_key,
 )
 from pocketllm.cli.loading import say_fetches
 
 if TYPE_CHECKING:
-    from pocketllm.engine.options import EngineOptions
     from pocketllm.golden.recording.record import Proposal
     from pocketllm.golden.recording.suggest import Suggestion
 
@@ -118,17 +117,6 @@ def record(
         typer.echo("  " + ", ".join(str(file) for file in proposal.files))
     flags = same_key(options, engine, fixtures)
     typer.echo(f'next: pocketllm golden review{flags}, or: pocketllm golden accept --all --reason "…"{flags}')
-
-
-def same_key(options: "EngineOptions", engine: str | None, fixtures: Path | None) -> str:
-    """The flags of this command without which another would look for answers under another key."""
-    from pocketllm.engine.options import as_flag
-
-    named = ("model", "backend", "threads", "activation_dtype", "kv_dtype", "batch_invariant", "max_model_len")
-    flags = [as_flag(name, getattr(options, name)) for name in named if options.sources.get(name) == "flag"]
-    flags += [f"--engine={engine}"] if engine else []
-    flags += [f"--fixtures={fixtures}"] if fixtures else []
-    return "".join(f" {shlex.quote(flag)}" for flag in flags)
 
 
 def tell(proposal: "Proposal") -> None:

@@ -18,7 +18,7 @@ from pocketllm.cli.engine_options import (
     Threads,
     engine_options,
 )
-from pocketllm.cli.golden.flags import Cases, Engine, Fixtures, folder_of
+from pocketllm.cli.golden.flags import Cases, Engine, Fixtures, folder_of, same_key
 from pocketllm.cli.golden.keyboard import Keyboard
 from pocketllm.cli.loading import say_fetches
 
@@ -56,20 +56,18 @@ def review(
     from pocketllm.golden.reports.review import proposals
     from pocketllm.golden.subject import open_subject
 
-    subject = open_subject(
-        engine_options(
-            model=model,
-            backend=backend,
-            threads=threads,
-            activation_dtype=activation_dtype,
-            kv_dtype=kv_dtype,
-            batch_invariant=batch_invariant,
-            max_model_len=max_model_len,
-        ),
-        engine,
-        say_fetches,
+    options = engine_options(
+        model=model,
+        backend=backend,
+        threads=threads,
+        activation_dtype=activation_dtype,
+        kv_dtype=kv_dtype,
+        batch_invariant=batch_invariant,
+        max_model_len=max_model_len,
     )
+    subject = open_subject(options, engine, say_fetches)
     folder = folder_of(subject, fixtures)
+    folder.check_known(cases or ())
     found = [one for one in proposals(folder, subject.hard_key) if not cases or one.case.name in cases]
     if not found:
         output.say(f"nothing is proposed for {subject.hard_key.label} in {folder.label()}")
@@ -81,10 +79,12 @@ def review(
         output.say(session.summary())
     else:
         print_pages(subject, found, console)
+        flags = same_key(options, engine, fixtures)
+        output.say(f'nothing is decided here: pocketllm golden accept --case NAME --reason "…"{flags}')
 
 
 def print_pages(subject: "Subject", found: "list[Proposed]", console: "Console") -> None:
-    """All proposals one below the other, and what to do about them."""
+    """All proposals one below the other."""
     from rich.text import Text
 
     from pocketllm.golden.reports.review import page
@@ -93,7 +93,6 @@ def print_pages(subject: "Subject", found: "list[Proposed]", console: "Console")
         console.print(Text(title(subject, one, number, len(found)), "bold reverse"))
         console.print(page(one, subject.prompts.token_text))
         console.print()
-    output.say('nothing is decided here: pocketllm golden accept --case NAME --reason "…"')
 
 
 def title(subject: "Subject", one: "Proposed", number: int, total: int) -> str:

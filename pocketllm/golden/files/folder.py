@@ -58,6 +58,13 @@ class FixtureFolder:
                 raise RecordError(f"no case {name!r} in {self.label()}; known: {listed}")
         return [self.case(name) for name in names or known]
 
+    def check_known(self, names: Sequence[str]) -> None:
+        """RecordError for a name that no case has, accepted or proposed."""
+        known = sorted({*self.names(), *self.pending_names()})
+        for name in names:
+            if name not in known:
+                raise RecordError(f"no case {name!r} in {self.label()}; known: {', '.join(known) or 'none'}")
+
     def case(self, name: str) -> Case:
         """One accepted case."""
         return self._case(self.path / f"{name}.json", name)
@@ -159,8 +166,13 @@ class FixtureFolder:
         return self._answer(file, name) if file.is_file() else None
 
     def label(self, file: Path | None = None) -> str:
-        """How a message names a file or the folder."""
-        return "/".join((file or self.path).parts[-2:])
+        """How a message names a file or the folder: by its path below the working directory, else by two names.
+
+        What is said goes into records, which tell no folders of a machine.
+        """
+        path = file or self.path
+        is_below = not path.is_absolute() and ".." not in path.parts
+        return path.as_posix() if is_below else "/".join(path.parts[-2:])
 
 
 def check_name(name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pocketllm.errors import RecordError
+from pocketllm.errors import RecordError, RequestError
 from pocketllm.golden.compare import Identical, Shift, tau
 from pocketllm.golden.files.document import (
     check_paths,
@@ -238,7 +238,10 @@ def record_case(
     results = []
     for _ in range(REPEATS):
         llm.engine.loop.reset_prefix_cache()
-        results.append(generate(llm, asked, logprobs=TOP_LOGPROBS))
+        try:
+            results.append(generate(llm, asked, logprobs=TOP_LOGPROBS))
+        except RequestError as error:
+            raise RecordError(f"case {asked.name}: {error}") from error
     first = results[0]
     for other in results[1:]:
         if (other.token_ids, other.text) != (first.token_ids, first.text):
