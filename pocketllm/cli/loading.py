@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from pocketllm.cli.output import say
+from pocketllm.cli.output import ENDINGS, say
 
 LOADER = "pocketllm-load"
 """The thread that a server loads its model in."""
@@ -92,3 +92,6 @@ def leave_a_load(code: int) -> None:
             stream.flush()
     logging.shutdown()
     os._exit(code)
+
+
+ENDINGS.append(leave_a_load)

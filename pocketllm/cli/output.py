@@ -20,6 +20,8 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 from pocketllm.errors import MachineError, PocketLLMError, UnsupportedFeatureError
 
+ENDINGS: list[Callable[[int], None]] = []
+"""Called with the exit code before a command's process ends, by rooms that cannot wait for the interpreter's own end."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -170,9 +172,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             lead_nowhere(sys.stdout)
             raise typer.Exit(0) from None
         except typer.Exit as end:
-            from pocketllm.cli.loading import leave_a_load
-
-            leave_a_load(end.exit_code)
+            for ending in ENDINGS:
+                ending(end.exit_code)
             raise
         except typer.Abort:
             raise

@@ -16,10 +16,10 @@ import torch
 from pocketllm.engine.backends.api.ops import Norm, Projection
 from pocketllm.engine.backends.cuda.kernels.fixed import NARROW, fixed_product, narrow_product
 from pocketllm.engine.backends.cuda.kernels.plain import multiply
-from pocketllm.engine.backends.cuda.many import library_product, plain_product
 from pocketllm.engine.backends.cuda.matrices import PLAIN, Matrix, Plain
 from pocketllm.engine.backends.cuda.ops import CudaOps
 from pocketllm.engine.backends.cuda.products import Products, Rows
+from pocketllm.engine.backends.cuda.products.many import library_product, plain_product
 from pocketllm.engine.backends.reference.ops import ReferenceOps
 from tests.cuda.kernels import error, timed
 from tests.cuda.mixtures import DEVICE

@@ -12,10 +12,10 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.drawing import Draw, Drawn
-from pocketllm.engine.backends.cuda.kernels.draw import resolve_kernel
 from pocketllm.engine.backends.cuda.steps.batch import upload
 from pocketllm.engine.backends.cuda.steps.drawing import sampling
 from pocketllm.engine.backends.cuda.steps.drawing.editing import Editor, Room
+from pocketllm.engine.backends.cuda.steps.drawing.kernels.draw import resolve_kernel
 from pocketllm.engine.backends.cuda.steps.drawing.replayed import Replayed
 from pocketllm.engine.backends.cuda.steps.graphs import Mark, capture
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.drawing import Draw
-from pocketllm.engine.backends.cuda.kernels.edit import allow_kernel, edit_kernel
+from pocketllm.engine.backends.cuda.steps.drawing.kernels.edit import allow_kernel, edit_kernel
 
 CHUNK = 2048
 """Logits that one program copies."""

@@ -10,8 +10,13 @@ import triton
 from torch import Tensor
 
 from pocketllm.engine.backends.api.drawing import FORBIDDEN, NOT_FINITE, Draw
-from pocketllm.engine.backends.cuda.kernels.draw import likeliest_kernel, maxima_kernel
-from pocketllm.engine.backends.cuda.kernels.sample import edges_kernel, sorted_sums_kernel, sums_kernel, token_kernel
+from pocketllm.engine.backends.cuda.steps.drawing.kernels.draw import likeliest_kernel, maxima_kernel
+from pocketllm.engine.backends.cuda.steps.drawing.kernels.sample import (
+    edges_kernel,
+    sorted_sums_kernel,
+    sums_kernel,
+    token_kernel,
+)
 
 CHUNK = 4096
 """Logits that one program looks through for the largest."""

@@ -15,9 +15,9 @@ from pocketllm.engine.backends.cuda.kernels.several import Several, new_several
 from pocketllm.engine.backends.cuda.kernels.single import Halves
 from pocketllm.engine.backends.cuda.kernels.unpack import unpack_rows
 from pocketllm.engine.backends.cuda.layouts import TILE_ROWS, UNIT
-from pocketllm.engine.backends.cuda.many import Multiply, added, finish, library_product, plain_product
 from pocketllm.engine.backends.cuda.matrices import Matrix, Plain, join, may_join
 from pocketllm.engine.backends.cuda.packing import Packed, units_of
+from pocketllm.engine.backends.cuda.products.many import Multiply, added, finish, library_product, plain_product
 
 FEW_ROWS = several.MAX_ROWS
 """Up to here weights are read in their packed form; beyond, unpacking them once costs less."""
