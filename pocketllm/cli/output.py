@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 from pocketllm.errors import MachineError, PocketLLMError, UnsupportedFeatureError
 
 ENDINGS: list[Callable[[int], None]] = []
-"""Called with the exit code before a command's process ends, by rooms that cannot wait for the interpreter's own end."""
+"""Called with the exit code before a command ends, for rooms that cannot wait for the interpreter's own end."""
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -83,3 +83,25 @@ def test_the_top_level_of_the_package_is_the_one_agreed_on() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("_")}
 
     assert folders == {"cli", "bench", "golden", "evidence", "engine"}
+
+
+NAMES_OF_TRITON = {"params", "specialization", "options", "backend", "specialize_impl"}
+"""Variables of the function that Triton 3.6 makes of a kernel's signature: an argument of that name is lost there."""
+
+
+def lost_arguments(source: str) -> list[str]:
+    """Arguments of kernels whose value Triton would put something else in the place of."""
+    return [
+        f"{node.name}: {argument.arg}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(mark) for mark in node.decorator_list)
+        for argument in node.args.args
+        if argument.arg in NAMES_OF_TRITON
+    ]
+
+
+def test_no_kernel_calls_an_argument_as_triton_calls_a_variable_of_its_own() -> None:
+    found = {path.name: lost for path in SOURCES if (lost := lost_arguments(path.read_text(encoding="utf-8")))}
+
+    assert found == {}
+    assert lost_arguments("@triton.jit\ndef kernel(x, params):\n    pass\n") == ["kernel: params"]
