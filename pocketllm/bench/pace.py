@@ -28,6 +28,7 @@ class Wish:
     """What was asked of a run's length. `blocks` None: by the budget, or the default; `requests` None: by calibration.
 
     until: stop once the widest judged interval is ± this share, at the end of a row set and after `min_n` blocks.
+    runs: how many share the budget that was asked for; budget_s is what one of them has.
     """
 
     num_arms: int
@@ -37,6 +38,7 @@ class Wish:
     requests: int | None = None
     until: float | None = None
     min_n: int = MIN_BLOCKS
+    runs: int = 1
 
     @property
     def unit(self) -> int:
@@ -85,8 +87,10 @@ class Wish:
         """Why a budget cannot hold a run, and what would."""
         fewest = whole_row_sets(MIN_BLOCKS, self.num_arms, self.starts)
         starts, fewer = (f" in {self.starts} starts", "take fewer --starts ") if self.starts > 1 else ("", "")
+        budget_s = self.budget_s or 0.0
+        budget = f"{budget_s * self.runs:g}s, {budget_s:g}s a run," if self.runs > 1 else f"{budget_s:g}s"
         return OptionError(
-            f"--budget {self.budget_s:g}s cannot hold {fewest} blocks of {self.num_arms} arms{starts}, the fewest that "
+            f"--budget {budget} cannot hold {fewest} blocks of {self.num_arms} arms{starts}, the fewest that "
             f"can be judged: they need {word} {minutes(needed_s)} here; raise --budget, {fewer}or ask for less"
         )
 

@@ -57,7 +57,7 @@ class Settings:
     """How one run is to be made. `blocks` None: by the budget, or the default; `requests` None: by calibration.
 
     until: stop once every judged interval is at most ± this share, but not before `min_n` blocks. soak_s: the longest
-    heat soak, 0: none.
+    heat soak, 0: none. runs: how many of them share the budget that was asked for.
     """
 
     scenario: Scenario
@@ -72,14 +72,14 @@ class Settings:
     until: float | None = None
     min_n: int = MIN_BLOCKS
     soak_s: float = SOAK_S
+    runs: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wish(self) -> Wish:
         """What was asked of the length."""
-        return Wish(
-            len(self.arm_set.arms), self.starts, self.blocks, self.budget_s, self.requests, self.until, self.min_n
-        )
+        asked = (self.blocks, self.budget_s, self.requests, self.until, self.min_n, self.runs)
+        return Wish(len(self.arm_set.arms), self.starts, *asked)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,12 @@
 """How far loading a model is, on stderr: a bar where somebody watches, a line now and then where not."""
 
-import logging
-import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from typing import Any
 
-from pocketllm.cli.output import ENDINGS, say
+from pocketllm.cli.output import STANDING_BARS, say
 
-LOADER = "pocketllm-load"
-"""The thread that a server loads its model in."""
 PATIENCE_S = 1.0
 """What is loaded sooner needs no bar."""
 LINE_EVERY_S = 10.0
@@ -28,9 +23,6 @@ def say_fetches(line: str) -> None:
 class LoadingBar:
     """Call it with bytes done and bytes in all; it draws nothing in the first second, and goes away when left."""
 
-    drawn: "LoadingBar | None" = None
-    """The one that stands in the terminal."""
-
     def __init__(self) -> None:
         self.start_s = time.perf_counter()
         self.next_line_s = LINE_EVERY_S
@@ -45,9 +37,10 @@ class LoadingBar:
 
     def stop(self) -> None:
         """Take the bar away and give the terminal its cursor back."""
-        LoadingBar.drawn = None
         if self.bar is not None:
             self.bar.stop()
+            with suppress(ValueError):  # stopped before
+                STANDING_BARS.remove(self)
 
     def __call__(self, done: int, total: int) -> None:
         passed_s = time.perf_counter() - self.start_s
@@ -68,7 +61,7 @@ class LoadingBar:
         columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.bar.add_task("loading", total=total, completed=done)
-        LoadingBar.drawn = self
+        STANDING_BARS.append(self)
         self.bar.start()
 
 
@@ -76,22 +69,3 @@ def progress_text(done: int, total: int) -> str:
     """Bytes done of all, in units that a small model does not vanish in."""
     unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
     return f"loaded {done / unit:.1f} of {total / unit:.1f} {name}"
-
-
-def leave_a_load(code: int) -> None:
-    """End the process at once where a thread of it still loads a model, as in a server that is told to end meanwhile.
-
-    The interpreter's own end would unmap the file under the thread, which then dies of SIGSEGV, and all with it.
-    """
-    if not any(thread.name == LOADER for thread in threading.enumerate()):
-        return
-    if LoadingBar.drawn is not None:
-        LoadingBar.drawn.stop()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
-            stream.flush()
-    logging.shutdown()
-    os._exit(code)
-
-
-ENDINGS.append(leave_a_load)

@@ -10,24 +10,35 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, Protocol, TextIO, TypeVar
 
 from pocketllm.errors import MachineError, PocketLLMError, UnsupportedFeatureError
 
-ENDINGS: list[Callable[[int], None]] = []
-"""Called with the exit code before a command ends, for rooms that cannot wait for the interpreter's own end."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_REFUSED = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+LOADER = "pocketllm-load"
+"""The thread that a server loads its model in."""
+
+
+class Stoppable(Protocol):
+    """What stands in a terminal and hides its cursor until it is stopped."""
+
+    def stop(self) -> None:
+        """Give the cursor back."""
+
+
+STANDING_BARS: list[Stoppable] = []
 
 
 def write_json(value: Any) -> None:
@@ -172,8 +183,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             lead_nowhere(sys.stdout)
             raise typer.Exit(0) from None
         except typer.Exit as end:
-            for ending in ENDINGS:
-                ending(end.exit_code)
+            leave_a_load(end.exit_code)
             raise
         except typer.Abort:
             raise
@@ -195,6 +205,24 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(EXIT_BUG) from None
 
     return run
+
+
+def leave_a_load(code: int) -> None:
+    """End the process at once where a thread of it still loads a model, as in a server that is told to end meanwhile.
+
+    The interpreter's own end would unmap the file under the thread, which then dies of SIGSEGV, and all with it.
+    """
+    if not any(thread.name == LOADER for thread in threading.enumerate()):
+        return
+    import logging
+
+    for bar in STANDING_BARS.copy():
+        bar.stop()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    logging.shutdown()
+    os._exit(code)
 
 
 def out_of_memory(error: Exception) -> str | None:

@@ -187,6 +187,8 @@ def _notes(
     is_served = options.url is not None and any(row.outcome.word != "NOT JUDGED" for row in rows)
     if is_served and options.peer is None:
         yield "the hard key of a server at --url is not known: it was held to the answers recorded for this machine"
+    if is_served and any(isinstance(row.outcome, Regression) and row.outcome.what == "prompt ids" for row in rows):
+        yield f"is it {subject.name} that is served at --url? --model says whose answers a server is held to"
     if is_served and not any(row.check == "scored" for row in rows):
         yield "the server tells no logprobs of a prompt: drift was judged by what it says of its own tokens, if it does"
     if options.mutate:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from pocketllm.bench.analysis import calibration
 from pocketllm.bench.analysis.history import history_key, null_history
+from pocketllm.bench.run import Done
+from pocketllm.cli.bench.calibrate import Counted
 from pocketllm.cli.main import app
 from pocketllm.evidence.store import list_records, writing
 from tests.ctrl_c import ctrl_c_heard, interrupted_while
@@ -256,3 +259,18 @@ def test_a_run_that_fell_before_it_had_results_is_a_row_too() -> None:
     assert list(calibration.rows_of_run(2, document)) == [
         {"run": 2, "seed": 5, "started_utc": None, "wall_s": None, "valid": False, "broken": "V01"}
     ]
+
+
+def test_the_time_that_is_left_counts_each_warm_up_once_and_not_for_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after a warm-up of 20 s the first slot of 36 foretold ten hours."""
+    told: list[Done] = []
+    calibration: Any = SimpleNamespace(runs=40, done=0)
+    bar: Any = SimpleNamespace(slot_done=told.append)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    counted = Counted(bar, calibration)
+    monkeypatch.setattr("time.monotonic", lambda: 121.0)
+
+    counted.slot_done(Done(1, 36, "base", 0, 35.0, ""))
+
+    assert told[0].left_s == 35 + 39 * (20 + 36)
+    assert (told[0].slots, told[0].total) == (1, 40 * 36)

@@ -7,6 +7,7 @@ import pytest
 
 from pocketllm.bench.run import Outcome
 from pocketllm.bench.targets.contract import Ask, Sample
+from pocketllm.bench.targets.gate import GateAnswer, GateState
 from pocketllm.evidence.store import read_record
 from tests.unit.test_bench_run import Quiet, code_of, run, spoiled
 
@@ -75,6 +76,18 @@ def test_a_run_whose_first_blocks_all_fail_ends_with_the_reason_and_what_to_chan
     assert [word for word in words if word not in end] == []
     assert end in progress.lines
     assert (outcome.document["valid"], outcome.document["complete"], code_of(outcome)) == (False, True, 3)
+
+
+def test_a_remark_is_not_among_the_reasons_why_a_run_ended(tmp_path: Path) -> None:
+    def silent(rig: object, arm: object) -> GateAnswer:
+        return GateAnswer(GateState.ABSENT, "tokens not compared")
+
+    outcome = run(tmp_path, rig=spoiled("b", lagging), gate=silent)
+
+    (end,) = end_of(outcome)
+    assert "each of them fails: V09" in end
+    assert "V11" not in end
+    assert any(check["code"] == "V11" for check in outcome.document["checks"])
 
 
 def lost(blocks: Collection[int], number_of_blocks: int, tmp_path: Path) -> Outcome:

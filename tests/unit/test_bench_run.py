@@ -395,6 +395,11 @@ def test_a_budget_that_cannot_hold_the_minimum_is_refused_before_measuring(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_budget_that_several_runs_share_is_told_as_it_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^--budget 2s, 0\.5s a run, cannot hold 12 blocks of 3 arms"):
+        raise replace(settings(tmp_path), budget_s=0.5, runs=4).wish.refusal(3.0)
+
+
 def test_a_budget_that_the_first_point_breaks_is_refused_before_a_longer_one_is_waited_for(tmp_path: Path) -> None:
     scenario = find_scenario("prefill")
     made = settings(tmp_path, scenario=scenario)

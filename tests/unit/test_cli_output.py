@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from pocketllm import SamplingParams
 from pocketllm import __main__ as program
 from pocketllm.cli import generate
-from pocketllm.cli.loading import progress_text
+from pocketllm.cli.loading import LoadingBar, progress_text
 from pocketllm.cli.main import app
-from pocketllm.cli.output import fail
+from pocketllm.cli.output import STANDING_BARS, fail
 from pocketllm.engine.backends import select
 from pocketllm.engine.options import EngineOptions
 from pocketllm.errors import OptionError, UnsupportedFeatureError
@@ -183,3 +183,19 @@ def test_an_answer_from_the_slow_backend_says_so_unless_it_was_asked_for(
 def test_how_far_a_model_is_loaded_is_told_in_units_of_its_size() -> None:
     assert progress_text(42_000_000, 145_000_000) == "loaded 42.0 of 145.0 MB"
     assert progress_text(42_000_000, 1_460_000_000) == "loaded 0.0 of 1.5 GB"
+
+
+def test_a_bar_that_stands_in_a_terminal_can_be_taken_away_by_whoever_ends_the_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with LoadingBar() as bar:
+        bar.draw(1, 2)
+        assert bar in STANDING_BARS
+        for one in STANDING_BARS.copy():
+            one.stop()
+        assert not STANDING_BARS
+        hidden, shown = "\x1b[?25l", "\x1b[?25h"
+        told = capsys.readouterr().err
+        assert -1 < told.rindex(hidden) < told.rindex(shown)

@@ -332,6 +332,27 @@ def test_a_foreign_server_is_held_to_its_text(
     assert "hard key of a server" in report.notes[0]
 
 
+@pytest.mark.parametrize("ids", [(9, 9, 9), CHAT.prompt_token_ids], ids=["other prompt ids", "the recorded ones"])
+def test_where_a_server_makes_other_prompt_ids_it_is_asked_whether_it_serves_that_model(
+    tmp_path: Path, ids: tuple[int, ...]
+) -> None:
+    folder_with(tmp_path, case=replace(CHAT, paths=(ServedPath("http_chat"),)))
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        status, told = foreign(SERVED.text, "")(path, body)
+        document = json.loads(told)
+        for choice in document.get("choices", []):
+            choice["prompt_token_ids"] = ids
+        return status, json.dumps(document).encode()
+
+    with scripted_server(answer) as url:
+        report = run(tmp_path, url=url)
+
+    is_other = ids != CHAT.prompt_token_ids
+    assert report.exit_code == is_other
+    assert any(note.startswith(f"is it {report.subject.name} that is served") for note in report.notes) is is_other
+
+
 def test_of_a_server_that_does_not_answer_nothing_else_is_said(tmp_path: Path) -> None:
     folder_with(tmp_path, case=replace(CHAT, paths=(ServedPath("http_chat"),)))
 

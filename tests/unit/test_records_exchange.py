@@ -126,6 +126,7 @@ def test_an_imported_record_is_listed_shown_and_never_judged(tmp_path: Path) -> 
     page = call(tmp_path, "show", run_id).stdout
     assert "Figures of another tool (never a verdict)" in page
     assert "tg8 @ d512" in page
+    assert "None" not in page  # no file of llama-bench tells a device as ours are told
     assert not any(word in page for word in ("FASTER", "SLOWER", "SAME"))
     assert call(tmp_path, "verify", run_id).stdout.startswith("whole")
 

@@ -32,7 +32,7 @@ def hopeless(question: Question, measured: Sequence[Measured], extra: Sequence[C
     extra: checks that no request shows, such as V12.
     """
     scenario, seen = question.scenario, blocks_of(measured)
-    checks = [*extra, *checks_of(question, measured)]
+    checks = [*without_notes(extra), *checks_of(question, measured)]
     settled = [check for check in checks if check.code in SETTLED]
     if settled:
         return f"no further block can make it valid{because(settled)}"
@@ -54,6 +54,11 @@ def checks_of(question: Question, measured: Sequence[Measured]) -> list[Check]:
     scenario, names = question.scenario, question.arm_set.names
     checks = validity.sample_checks(measured, scenario.n_prompt, scenario.n_out, names)
     checks += conditions.condition_checks(measured, scenario.primary)
+    return without_notes(checks)
+
+
+def without_notes(checks: Sequence[Check]) -> list[Check]:
+    """The checks that take blocks or the run with them."""
     return [check for check in checks if check.severity is not Severity.NOTE]
 
 

@@ -109,6 +109,7 @@ def calibrate(
         seed=seed,
         blocks=blocks,
         budget_s=None if seconds is None else seconds / runs,
+        runs=runs,
         requests=requests,
         arguments=options.as_dict(),
     )
@@ -288,9 +289,10 @@ class Counted:
     def slot_done(self, done: "Done") -> None:
         total = done.total
         ahead = self.calibration.runs - self.calibration.done - 1
-        mean_s = (time.monotonic() - self.begun_s) / ((self.calibration.done - self.first) * total + done.slots)
+        # by whole runs: each warms up before its slots, which a mean over the first few slots would count for every one
+        run_s = (time.monotonic() - self.begun_s + done.left_s) / (self.calibration.done - self.first + 1)
         slots = self.calibration.done * total + done.slots
-        left_s = done.left_s + ahead * total * mean_s
+        left_s = done.left_s + ahead * run_s
         self.bar.slot_done(replace(done, slots=slots, total=self.calibration.runs * total, left_s=left_s))
 
 

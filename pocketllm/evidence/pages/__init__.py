@@ -132,7 +132,7 @@ def page(record: Record) -> list[str]:
             ("time", f"{document.get('started_utc')} to {document.get('finished_utc') or '(no end)'}"),
             ("command", " ".join(document.get("argv") or [])),
             ("model", model_line(document)),
-            ("device", recorded_device_class(document)),
+            ("device", recorded_device_class(document) if document.get("device_class") else None),
         ),
         *SECTIONS[record.kind](record),
         *section("Machine", machine_facts(document)),
