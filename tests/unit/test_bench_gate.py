@@ -187,6 +187,8 @@ def test_what_cannot_be_gated_is_refused_in_a_sentence(folder: Path) -> None:
     assert "known is same-or-faster" in call("QQ", "--require", "faster", expected=2).stderr
     run_id = bench(folder / "records", nulls=True).stem
     assert "cannot write --junit nowhere/x.xml" in call(run_id, "--junit", "nowhere/x.xml", expected=2).stderr
+    late = call(run_id, "--fail-on", "slower", "--blocks", "12", expected=2).stderr
+    assert late == f"error: {run_id} is a record, whose run is over: leave --fail-on slower --blocks 12 out\n"
 
 
 @pytest.fixture
@@ -237,6 +239,7 @@ def test_a_fresh_run_that_cannot_be_judged_still_leaves_a_junit_file(arms: Arms,
 
 def test_flags_that_bench_does_not_know_are_refused_before_anything_runs(folder: Path) -> None:
     assert "No such option" in call("--arms", "base", "--fast", expected=2).output
+    assert "╭" not in call("--arms", "base", "--fast", expected=2).output, "a box breaks sentences where nobody watches"
     assert "--no-null gives no verdict" in call(*FLAGS, "--no-null", expected=2).stderr
     assert not (folder / "records").exists() or list_records([folder / "records"]) == []
 

@@ -1,6 +1,7 @@
 """`pocketllm bench gate`: a record, or a fresh run, as a gate of CI: exit code, JUnit file, GitHub annotations."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,7 +68,9 @@ def gate(
         raise OptionError(f"--require {require!r}: known is {', '.join(known)}")
     check_place(junit, "--junit")
     asked = Require(require) if require else None
-    if len(words) == 1 and not words[0].startswith("-"):
+    if not words[0].startswith("-"):
+        if words[1:]:
+            raise OptionError(f"{words[0]} is a record, whose run is over: leave {' '.join(words[1:])} out")
         document = recorded(words[0], record_dir)
     else:
         document = fresh_run(words, require, record_dir)
@@ -100,7 +103,7 @@ def fresh_run(words: Sequence[str], require: str | None, record_dir: Path | None
     ended: list[Mapping[str, Any]] = []
     gates = ["--fail-on", "slower", *(["--require", require] if require else [])]
     place = ["--record-dir", str(record_dir)] if record_dir else []
-    app = typer.Typer()
+    app = typer.Typer(rich_markup_mode="rich" if sys.stderr.isatty() else None)  # its box breaks sentences
     app.command()(bench.bench)
     code: Any = 0
     try:
