@@ -132,7 +132,7 @@ def test_as_much_memory_is_taken_as_pieces_are_ahead_however_large_a_matrix(
     source = Stored(TensorFile(tmp_path / "weights"), "large", 0, 1600 * 68)
 
     for given in (source, np.zeros(1600 * 68, np.uint8)):
-        assert matrices.load(given, quant_type, (rows, cols), Uploads(CPU)).rows == rows
+        assert matrices.load(given, quant_type, (rows, cols), Uploads(CPU)).held.rows == rows
 
         # one is being used; a thread may still hold the last that it read; pieces are 100
         assert most <= uploads.AHEAD + 1 + uploads.READERS
