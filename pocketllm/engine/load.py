@@ -49,6 +49,7 @@ class Engine:
     """The tokenizer's, for grammars; siblings share it."""
     loop: EngineLoop = field(init=False)
     owns_checkpoint: bool = True
+    is_closed: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.loop = self._new_loop()
@@ -108,6 +109,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel what runs and let go of the checkpoint."""
+        self.is_closed = True  # first: who is refused by the loop asks why
         self.loop.stop()
         if self.owns_checkpoint:
             self.checkpoint.close()

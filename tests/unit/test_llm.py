@@ -296,12 +296,10 @@ def test_an_option_that_is_none_is_refused() -> None:
 
 
 def test_a_closed_llm_takes_no_more(tiny_gguf: Path) -> None:
-    from pocketllm.errors import QueueFullError
-
     with LLM(model=str(tiny_gguf), max_num_seqs=2) as llm:
         assert len(llm.generate([[1]], GREEDY)[0].token_ids) == 12
 
-    with pytest.raises(QueueFullError):
+    with pytest.raises(RequestError, match="closed"):
         llm.generate([[1]], GREEDY)
 
 

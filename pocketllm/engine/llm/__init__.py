@@ -1,13 +1,12 @@
 """The Python API: `LLM` and `AsyncLLM`. One prompt or many go through the one scheduler, as the server's do."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing, suppress
-from itertools import count
-from operator import index
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -18,95 +17,22 @@ import numpy.typing as npt
 from pocketllm.engine.lifecycle.answers import Sink
 from pocketllm.engine.lifecycle.loop import EngineLoop
 from pocketllm.engine.lifecycle.request import Event, FinishEvent, Request
-from pocketllm.engine.lifecycle.result import Collector, GenerationResult
+from pocketllm.engine.lifecycle.result import GenerationResult
 from pocketllm.engine.lifecycle.sampling.params import SamplingParams
+from pocketllm.engine.llm.inputs import (
+    GivenParams,
+    Inputs,
+    Message,
+    Prompt,
+    many_conversations,
+    model_text,
+    refuse_closed,
+)
 from pocketllm.engine.load import Engine, Progress, load_engine
 from pocketllm.engine.options import resolve_options
-from pocketllm.errors import QueueFullError, RequestError
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
+from pocketllm.errors import QueueFullError
 
 _Letter = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Event]", Event]
-
-_request_numbers = count(1)
-
-
-class _Prompts:
-    """From what a user gives to requests; shared by both APIs."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def token_ids(self, prompt: Prompt) -> list[int]:
-        """A text through the tokenizer (special tokens added, none parsed), or token ids as they are."""
-        if isinstance(prompt, str):
-            return self.engine.tokenizer.encode(prompt)
-        try:
-            return [index(token_id) for token_id in prompt]
-        except TypeError as error:
-            raise RequestError(f"a prompt is a text or a sequence of token ids: {error}", param="prompt") from error
-
-    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation through the checkpoint's chat template: the ids that the server would run."""
-        template = self.engine.chat_template
-        if template is None:
-            raise RequestError(
-                f"{self.engine.model_name} has no chat template: give it a plain prompt", param="messages"
-            )
-        return self.engine.tokenizer.encode_rendered(template.render(list(messages)))
-
-    def request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        wants_prompt_logits: bool = False,
-    ) -> Request:
-        """One request; its id is made up when none is given."""
-        return Request(
-            request_id or f"local-{next(_request_numbers)}",
-            self.token_ids(prompt),
-            params,
-            wants_prompt_logits=wants_prompt_logits,
-        )
-
-    def requests(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
-        """A request for each prompt, all with the same parameters or each with its own.
-
-        Raises RequestError when one of them can never be served.
-        """
-        items = many(prompts)
-        if isinstance(params, SamplingParams) or params is None:
-            params = [params or SamplingParams()] * len(items)
-        if len(params) != len(items):
-            raise RequestError(f"{len(items)} prompts and {len(params)} sampling parameters", param="params")
-        requests = [self.request(prompt, one) for prompt, one in zip(items, params, strict=True)]
-        for request in requests:
-            self.engine.loop.check(request)
-        return requests
-
-    def collectors(self, requests: Sequence[Request]) -> dict[str, Collector]:
-        """One for each request, by its id."""
-        return {request.request_id: Collector(request, self.engine.load_s) for request in requests}
-
-
-def many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (a text, or token ids) as a list of one; several as they are."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if all(isinstance(item, int | np.integer) for item in prompts) and len(prompts):
-        return [prompts]  # type: ignore[list-item]  # mypy cannot see that all items are ints
-    return list(prompts)  # type: ignore[arg-type]  # ... nor that none is
-
-
-def many_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation as a list of one; several as they are."""
-    if all(isinstance(item, Mapping) for item in messages):
-        return [messages]  # type: ignore[list-item]  # mypy cannot see that all items are messages
-    return list(messages)  # type: ignore[arg-type]  # ... nor that none is
 
 
 class LLM:
@@ -119,8 +45,10 @@ class LLM:
     Ctrl-C takes effect between two steps, and cancels what the interrupted call had submitted.
     """
 
-    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
-        self._start(load_engine(resolve_options({"model": model, **options}), progress))
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
+    ) -> None:
+        self._start(load_engine(resolve_options({"model": model_text(model), **options}), progress))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
@@ -131,12 +59,12 @@ class LLM:
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
-        self._prompts = _Prompts(engine)
+        self._inputs = Inputs(engine)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: GivenParams = None,
         *,
         on_event: Callable[[Event], None] | None = None,
     ) -> list[GenerationResult]:
@@ -145,8 +73,8 @@ class LLM:
         on_event: called with each event between steps. Raises RequestError, before anything runs, when one of the
         prompts cannot be served.
         """
-        requests = self._prompts.requests(prompts, params)
-        collectors = self._prompts.collectors(requests)
+        requests = self._inputs.requests(prompts, params)
+        collectors = self._inputs.collectors(requests)
         with closing(self._events(requests)) as events:
             for event in events:
                 collectors[event.request_id].take(event)
@@ -157,30 +85,30 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: GivenParams = None,
     ) -> list[GenerationResult]:
         """Answer a conversation, or each of several; the token ids are the server's."""
         return self.generate([self.chat_token_ids(one) for one in many_conversations(messages)], params)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """A prompt as the token ids that `generate` would run."""
-        return self._prompts.token_ids(prompt)
+        return self._inputs.token_ids(prompt)
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as the token ids that `chat` would run."""
-        return self._prompts.chat_token_ids(messages)
+        return self._inputs.chat_token_ids(messages)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> Generator[Event, None, None]:
         """Events of one prompt as they happen; the last is its FinishEvent. Leaving the iterator cancels it."""
-        request = self._prompts.request(prompt, params or SamplingParams(), request_id)
+        request = self._inputs.request(prompt, params, request_id)
         self.engine.loop.check(request)
         return self._events([request])
 
     def prompt_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits at every position of a prompt: [prompt tokens, vocab]; row i tells what follows token i."""
-        request = self._prompts.request(prompt, SamplingParams(), wants_prompt_logits=True)
+        request = self._inputs.request(prompt, SamplingParams(), wants_prompt_logits=True)
         for event in self._events([request]):
             if isinstance(event, FinishEvent):
                 return finished_logits(event)
@@ -195,10 +123,11 @@ class LLM:
         self.engine.loop.cancel_all()
 
     def close(self) -> None:
-        """Cancel what runs and free the model."""
+        """Cancel what runs and free the model; every later call but this one and cancelling is refused."""
         self.engine.close()
 
     def __enter__(self) -> "LLM":
+        refuse_closed(self.engine)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,7 +139,7 @@ class LLM:
         ahead, in_flight = list(reversed(requests)), set[str]()
         try:
             while ahead or in_flight:
-                submit_some(loop, ahead, in_flight, events.put)
+                submit_some(self.engine, ahead, in_flight, events.put)
                 event = next_event(loop, events)
                 if event is None:
                     continue
@@ -226,12 +155,13 @@ class LLM:
                     in_flight.discard(event.request_id)
 
 
-def submit_some(loop: EngineLoop, ahead: list[Request], in_flight: set[str], sink: Sink) -> None:
+def submit_some(engine: Engine, ahead: list[Request], in_flight: set[str], sink: Sink) -> None:
     """Submit from the end of `ahead` until the queue is full; raises QueueFullError only if nothing of ours runs."""
     while ahead:
         try:
-            loop.submit(ahead[-1], sink)
+            engine.loop.submit(ahead[-1], sink)
         except QueueFullError:
+            refuse_closed(engine)  # or it would say to come back later
             if not in_flight:
                 raise
             return
@@ -285,8 +215,10 @@ class AsyncLLM:
     Cancelling a task that awaits a result, or leaving a stream, cancels its request.
     """
 
-    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
-        self._start(load_engine(resolve_options({"model": model, **options}), progress))
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any
+    ) -> None:
+        self._start(load_engine(resolve_options({"model": model_text(model), **options}), progress))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "AsyncLLM":
@@ -297,19 +229,20 @@ class AsyncLLM:
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
-        self._prompts = _Prompts(engine)
+        self._inputs = Inputs(engine)
         self._mail: deque[_Letter] = deque()
+        refuse_closed(engine)  # its loop would start again, over weights that are gone
         engine.loop.on_step_end(self._deliver)
         engine.loop.start()
 
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: GivenParams = None,
     ) -> list[GenerationResult]:
         """Continue each prompt; results in the order of the prompts."""
-        requests = self._prompts.requests(prompts, params)
-        collectors = self._prompts.collectors(requests)
+        requests = self._inputs.requests(prompts, params)
+        collectors = self._inputs.collectors(requests)
         async with aclosing(self._events(requests)) as events:
             async for event in events:
                 collectors[event.request_id].take(event)
@@ -318,30 +251,30 @@ class AsyncLLM:
     async def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: GivenParams = None,
     ) -> list[GenerationResult]:
         """Answer a conversation, or each of several."""
         return await self.generate([self.chat_token_ids(one) for one in many_conversations(messages)], params)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """A prompt as the token ids that `generate` would run."""
-        return self._prompts.token_ids(prompt)
+        return self._inputs.token_ids(prompt)
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as the token ids that `chat` would run."""
-        return self._prompts.chat_token_ids(messages)
+        return self._inputs.chat_token_ids(messages)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """Events of one prompt as they happen; the last is its FinishEvent. Leaving the iterator cancels it."""
-        request = self._prompts.request(prompt, params or SamplingParams(), request_id)
+        request = self._inputs.request(prompt, params, request_id)
         self.engine.loop.check(request)
         return self._events([request])
 
     async def prompt_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits at every position of a prompt: [prompt tokens, vocab]."""
-        request = self._prompts.request(prompt, SamplingParams(), wants_prompt_logits=True)
+        request = self._inputs.request(prompt, SamplingParams(), wants_prompt_logits=True)
         async with aclosing(self._events([request])) as events:
             async for event in events:
                 if isinstance(event, FinishEvent):
@@ -353,10 +286,11 @@ class AsyncLLM:
         return self.engine.loop.cancel(request_id)
 
     async def close(self) -> None:
-        """Cancel what runs and free the model."""
+        """Cancel what runs and free the model; every later call but this one and cancelling is refused."""
         await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> "AsyncLLM":
+        refuse_closed(self.engine)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -373,7 +307,7 @@ class AsyncLLM:
         ahead, in_flight = list(reversed(requests)), set[str]()
         try:
             while ahead or in_flight:
-                submit_some(loop, ahead, in_flight, sink)
+                submit_some(self.engine, ahead, in_flight, sink)
                 event = await events.get()
                 if isinstance(event, FinishEvent):
                     in_flight.discard(event.request_id)
