@@ -296,6 +296,8 @@ def test_system_texts_and_blocks_reach_the_model(module_server: Served) -> None:
         ("responses", {"input": 5}, "input", "input: Input should be a valid string or a valid list"),
         ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "input", "input holds no message"),
         ("responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
+        ("chat/completions", {"stop": 5}, "stop", "must be a text or a list of texts"),
+        ("chat/completions", {"tool_choice": {"type": "auto"}}, "tool_choice", "none, auto and required are texts"),
         ("chat/completions", {"tool_choice": 5}, "tool_choice", "Input should be a valid string or a valid dictionary"),
         ("chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens", "must be at least 1"),
     ],
