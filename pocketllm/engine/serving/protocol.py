@@ -50,6 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
 }
 
+NULL_IS_EMPTY = BeforeValidator(lambda value: [] if value is None else value)
 RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
@@ -237,7 +238,7 @@ class GenerationBody(StructuredFields, Strict):
     n: int | None = None
     seed: int | None = None
     stop: Annotated[list[str], BeforeValidator(as_texts)] = []
-    stop_token_ids: Annotated[list[int], BeforeValidator(lambda ids: [] if ids is None else ids)] = []
+    stop_token_ids: Annotated[list[int], NULL_IS_EMPTY] = []
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
