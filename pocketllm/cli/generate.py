@@ -53,7 +53,10 @@ def register(app: typer.Typer) -> None:
 @command
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; '-', or nothing with piped input, reads standard input.")
+        str | None,
+        typer.Argument(
+            help="Text to continue; '-', or nothing with piped input, reads standard input, its last line end too."
+        ),
     ] = None,
     chat: Annotated[
         str | None,

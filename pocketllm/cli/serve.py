@@ -56,6 +56,8 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
             raise OptionError(f"--config {path}: {name!r} is no option of pocketllm serve")
         if isinstance(value, dict):
             raise OptionError(f"--config {path}: {name} is a table; options are written without one")
+        if isinstance(value, str) and getattr(known[name], "multiple", False):
+            named[name] = value = [value]  # click would say that it cannot be iterated over
         try:
             known[name].process_value(context, value)
         except typer.BadParameter as error:

@@ -164,7 +164,7 @@ def resolve_options(
         sources[name] = "default"
         if flags.get(name) is not None:
             values[name], sources[name] = convert(name, flags[name], "argument"), "flag"
-        elif variable in environment:
+        elif environment.get(variable):  # an empty one is how scripts and compose files leave a variable out
             values[name] = convert(name, environment[variable], f"environment variable {variable}")
             sources[name] = f"environment {variable}"
         elif name in file_values:
@@ -226,6 +226,9 @@ def read_project_file(path: Path) -> dict[str, Any]:
     outside = sorted(name for name, value in document.items() if name != "engine" and not isinstance(value, dict))
     if outside:
         raise OptionError(f"{path.name}: {outside[0]!r} stands in no table: write [engine] and the options below it")
+    tables = sorted(set(document) - {"engine"})
+    if tables:
+        raise OptionError(f"{path.name}: unknown table [{tables[0]}]; known: [engine]")
     table = document.get("engine", {})
     if not isinstance(table, dict):
         raise OptionError(f"{path.name}: engine={table!r} must be a table: write [engine] and the options below it")

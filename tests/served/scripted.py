@@ -211,7 +211,9 @@ class ScriptedEngine:
     def __init__(self, model_name: str = "scripted") -> None:
         self.model_name = model_name
         self.plan = SimpleNamespace(
-            limits=SimpleNamespace(max_model_len=CONTEXT), step_widths=(1,), as_dict=lambda: {"max_model_len": CONTEXT}
+            limits=SimpleNamespace(max_model_len=CONTEXT, max_num_seqs=8, max_queued_requests=256),
+            step_widths=(1,),
+            as_dict=lambda: {"max_model_len": CONTEXT},
         )
         self.tokenizer = ScriptedTokenizer()
         self.chat_template: ScriptedTemplate | None = ScriptedTemplate()

@@ -452,6 +452,7 @@ def test_a_file_says_what_flags_would_and_flags_win(
         ("[port]\nx = 1", "port is a table"),
         ('port = "x"', "serve.toml: port cannot be 'x'"),
         (None, "cannot be read"),
+        ('served-model-name = ""', "--served-model-name must not be empty"),  # one text is a list of it
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:

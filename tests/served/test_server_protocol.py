@@ -444,6 +444,21 @@ def test_a_full_queue_is_503_with_a_time_to_come_back(serve: Any) -> None:
     assert server.metric("admission_rejections_total", reason="queue_full") == 1
 
 
+def test_a_request_that_is_more_than_may_ever_run_and_wait_is_400_and_no_time_to_come_back(serve: Any) -> None:
+    server = serve(ScriptedEngine())
+    server.engine.plan.limits.max_num_seqs = server.engine.plan.limits.max_queued_requests = 2
+    response = server.post(COMPLETIONS, prompt=["a"] * 5, max_tokens=1)
+    error = refusal(response, 400)
+
+    assert error["param"] == "prompt"
+    assert "5 answers" in error["message"]
+    assert "max_num_seqs=2" in error["message"]
+    assert "max_queued_requests=2" in error["message"]
+    assert "retry-after" not in response.headers
+    assert server.post(COMPLETIONS, prompt=["a"] * 4, max_tokens=1).status_code == 200
+    assert refusal(server.post(COMPLETIONS, prompt="a", n=5, max_tokens=1), 400)["param"] == "n"
+
+
 def test_a_queue_that_fills_up_between_two_choices_takes_back_the_first(serve: Any) -> None:
     engine = ScriptedEngine()
     engine.loop.script = slow(0.01)

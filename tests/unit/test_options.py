@@ -68,6 +68,7 @@ def test_without_anything_said_all_values_are_the_defaults(tmp_path: Path) -> No
         ({}, {}, "engine = 3\n", ["pocketllm.toml", "table"]),
         ({}, {}, "threads = 2\n", ["pocketllm.toml", "'threads'", "[engine]"]),
         ({"max_model_len": 1}, {}, "", ["--max-model-len 1 must be at least 2", "prompt", "answer"]),
+        ({}, {}, "[engin]\nthreads = 2\n", ["pocketllm.toml", "unknown table [engin]", "known: [engine]"]),
         ({}, {}, "[engine\n", ["pocketllm.toml", "not valid TOML"]),
         ({"widht": 3}, {}, "", ["'widht'", "known"]),
         (
@@ -103,10 +104,10 @@ def test_a_project_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
         resolve_options({}, {}, tmp_path)
 
 
-def test_other_tables_of_the_project_file_are_left_alone(tmp_path: Path) -> None:
-    write_project(tmp_path, "[bench]\nanything = 1\n")
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path: Path) -> None:
+    write_project(tmp_path, "[engine]\nthreads = 2\n")
 
-    assert resolve_options({}, {}, tmp_path) == EngineOptions()
+    assert resolve_options({}, {"POCKETLLM_THREADS": ""}, tmp_path).sources["threads"] == "file pocketllm.toml"
 
 
 def test_a_whole_float_from_the_file_is_a_whole_number(tmp_path: Path) -> None:

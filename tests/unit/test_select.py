@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -271,3 +272,17 @@ def test_facts_of_this_machine_make_sense() -> None:
     assert facts.cpu_name
     assert facts.num_cores >= 1
     assert 0 < facts.available_bytes <= facts.memory_bytes
+
+
+@needs_native
+def test_a_cache_that_the_cpu_has_not_is_refused_without_words_of_what_nobody_asked_for() -> None:
+    refused = cpu.bid(device.read_facts(), BackendOptions(kv_dtype="fp8_e4m3")).reason
+
+    assert refused == "--kv-dtype fp8_e4m3: this backend has float32, float16, bfloat16, int8"
+
+
+@pytest.mark.parametrize("backend", [pytest.param(cpu, marks=needs_native), reference])
+def test_more_threads_than_cores_are_not_called_cores(backend: ModuleType) -> None:
+    bid = backend.bid(device.read_facts(), BackendOptions(threads=1000))
+
+    assert " on 1000 threads of " in bid.reason

@@ -50,6 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
 }
 
+NULL_IS_EMPTY = BeforeValidator(lambda value: [] if value is None else value)
 RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
@@ -70,11 +71,11 @@ def check_extras(extras: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...
         raise ValueError(f"field {name[:100]!r} is not supported")
 
 
-def as_list(value: Any) -> Any:
-    """A lone string as a list of one; null as an empty list."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
+def as_texts(value: Any) -> Any:
+    """A lone text as a list of one; null as an empty list. ValueError for what is neither, nor a list."""
+    if not isinstance(value, str | list | None):
+        raise ValueError("must be a text or a list of texts")
+    return [value] if isinstance(value, str) else value or []
 
 
 def as_bias(value: Any) -> Any:
@@ -236,8 +237,8 @@ class GenerationBody(StructuredFields, Strict):
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
     n: int | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(as_list)] = []
-    stop_token_ids: Annotated[list[int], BeforeValidator(as_list)] = []
+    stop: Annotated[list[str], BeforeValidator(as_texts)] = []
+    stop_token_ids: Annotated[list[int], NULL_IS_EMPTY] = []
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -18,7 +18,7 @@ from pocketllm.engine.serving.transport.bridge import Generation, Postbox
 from pocketllm.engine.serving.transport.request_log import Summary, summarized
 from pocketllm.engine.serving.watching import metrics
 from pocketllm.engine.serving.watching.tracing import Tracer, make_tracer
-from pocketllm.errors import QueueFullError
+from pocketllm.errors import QueueFullError, RequestError
 
 NUM_RECENT = 50
 """Ended requests that the status page remembers, without their texts."""
@@ -103,6 +103,7 @@ class Server:
     ) -> tuple[Generation, Reply]:
         """Submit a call's requests, all or none; what the engine refuses is raised before anything is sent."""
         engine, counts = self.serving()
+        self._check_number(body, len(choices))
         self._check_queued_tokens(choices, counts)
         is_chat = isinstance(body, ChatBody)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -137,6 +138,16 @@ class Server:
         """Send what is left to be sent."""
         if self._tracer is not None:
             self._tracer.close()
+
+    def _check_number(self, body: GenerationBody, number: int) -> None:
+        """Raise RequestError for more choices than may ever run and wait: coming back later would not help."""
+        limits = self.serving()[0].plan.limits
+        if number > limits.max_num_seqs + limits.max_queued_requests:
+            raise RequestError(
+                f"{number} answers in one request are more than may run and wait (max_num_seqs={limits.max_num_seqs} "
+                f"and max_queued_requests={limits.max_queued_requests}): ask for them in several",
+                param="prompt" if body.num_choices < number else "n",
+            )
 
     def _check_queued_tokens(self, choices: list[Choice], counts: metrics.ServerMetrics) -> None:
         """Raise QueueFullError where more prompt tokens would wait than may; an empty queue takes any prompt."""

@@ -27,7 +27,7 @@ def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
         capability = declare(facts, options)
     except UnsupportedFeatureError as error:
         return BackendBid(NAME, None, "; ".join(error.reasons))
-    reason = f"{capability.isa} on {capability.threads} cores of {facts.cpu_name}"
+    reason = f"{capability.isa} on {capability.threads} threads of {facts.cpu_name}"
     if facts.gpus:
         reason += f"; does not use the GPU ({', '.join(facts.gpus)})"
     return BackendBid(NAME, capability, reason)
@@ -41,10 +41,10 @@ def declare(facts: DeviceFacts, options: BackendOptions) -> BackendCapability:
     isa = chosen_isa()
     activation_dtype = options.activation_dtype or options.least_activations
     kv_dtype = options.kv_dtype or KV_DTYPE
-    if activation_dtype not in ACTIVATION_DTYPES or kv_dtype not in KV_ELEMENT_BYTES:
-        raise UnsupportedFeatureError(
-            "backend cpu", [f"it has no activations in {activation_dtype} with a cache in {kv_dtype}"]
-        )
+    asked = (("--activation-dtype", activation_dtype, ACTIVATION_DTYPES), ("--kv-dtype", kv_dtype, KV_ELEMENT_BYTES))
+    problems = [f"{flag} {dtype}: this backend has {', '.join(has)}" for flag, dtype, has in asked if dtype not in has]
+    if problems:
+        raise UnsupportedFeatureError("backend cpu", problems)
     ops = frozenset(name for name in vars(Ops) if not name.startswith("_") and hasattr(CpuOps, name))
     return BackendCapability(
         name=NAME,

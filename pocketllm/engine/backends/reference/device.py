@@ -28,7 +28,7 @@ def bid(facts: DeviceFacts, options: BackendOptions) -> BackendBid:
     if problems:
         return BackendBid(NAME, None, "; ".join(problems))
     capability = declare(facts, options)
-    reason = f"{DTYPE} on {capability.threads} cores of {facts.cpu_name}, torch {torch_version()}"
+    reason = f"{DTYPE} on {capability.threads} threads of {facts.cpu_name}, torch {torch_version()}"
     if facts.gpus:
         reason += f"; does not use the GPU ({', '.join(facts.gpus)})"
     return BackendBid(NAME, capability, reason)

@@ -62,6 +62,9 @@ def chosen(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -> tupl
     name = "tool_choice"
     if choice in (None, "none", "auto"):
         return ()
+    if isinstance(choice, dict) and choice.get("type") in ("none", "auto", "required"):
+        kind = choice["type"]
+        raise RequestError(f"none, auto and required are texts, not objects: tool_choice={kind!r}", param=name)
     if not tools:
         raise RequestError("tool_choice asks for a call, but there are no tools", param=name)
     if choice == "required":

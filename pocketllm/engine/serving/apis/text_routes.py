@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from pocketllm.engine.serving.apis.messages_body import CountBody
 from pocketllm.engine.serving.failures import Failure
 from pocketllm.engine.serving.prompts import checked_ids, rendered
-from pocketllm.engine.serving.protocol import ChatBody, Strict, as_list, check_extras, validate
+from pocketllm.engine.serving.protocol import NULL_IS_EMPTY, ChatBody, Strict, check_extras, validate
 from pocketllm.engine.serving.settings import ServedEngine
 from pocketllm.engine.text.protection import unprotect
 
@@ -51,7 +51,7 @@ class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], BeforeValidator(as_list)]
+    tokens: Annotated[list[int], NULL_IS_EMPTY]
 
     @model_validator(mode="after")
     def refuse_extras(self) -> "DetokenizeBody":

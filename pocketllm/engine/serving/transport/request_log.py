@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pocketllm.engine.lifecycle.request import FinishReason
 from pocketllm.engine.serving.transport.bridge import Generation
 from pocketllm.errors import OptionError
 
@@ -31,7 +32,7 @@ class Summary:
     began_at: float
     """Seconds since 1970."""
     finish_reasons: tuple[str, ...]
-    """One for each choice that the engine ended."""
+    """One for each choice; cancelled where the call was given up before."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -52,16 +53,20 @@ def summarized(generation: Generation, path: str) -> Summary:
     first = [one.first_token_s for one in times if one.first_token_s is not None]
     total_s = time.perf_counter() - begun_s
     ends = generation.ends
+    # a call that was given up is told of before the engine has ended its requests: they are counted as they stand
+    ended = {event.request_id for event in ends}
+    left = [request for request in generation.requests if request.request_id not in ended]
     return Summary(
         request_id=generation.request_id,
         id=generation.id,
         path=path,
         is_streamed=generation.is_streamed,
         began_at=time.time() - total_s,
-        finish_reasons=tuple(event.reason.value for event in ends),
-        prompt_tokens=sum(event.num_prompt_tokens for event in ends),
-        cached_tokens=sum(event.num_cached_tokens for event in ends),
-        completion_tokens=sum(event.num_output_tokens for event in ends),
+        finish_reasons=(*(event.reason.value for event in ends), *[FinishReason.CANCELLED.value] * len(left)),
+        prompt_tokens=sum(len(request.prompt_token_ids) for request in generation.requests),
+        cached_tokens=sum(event.num_cached_tokens for event in ends) + sum(one.num_cached_tokens for one in left),
+        completion_tokens=sum(event.num_output_tokens for event in ends)
+        + sum(len(one.output_token_ids) for one in left),
         queue_s=min(scheduled) - begun_s if scheduled else None,
         ttft_s=min(first) - begun_s if first else None,
         total_s=total_s,
