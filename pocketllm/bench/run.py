@@ -279,11 +279,12 @@ class Run:
                 self.start_afresh(slot.start)
             if slot.index and slot.position == 0 and not self.load.meters:
                 block = [arms[one.arm] for one in slots[slot.index : slot.index + len(arms)]]
-                self.rig.reseat(block, fitted.seconds / fitted.blocks, self.tell, self.warm_up_anew)
+                self.rig.reseat(block, fitted.seconds / fitted.blocks, self.tell)
             self.run_slot(arms[slot.arm], slot, fitted)
             append(self.load.taken_rows())
-            left_s = pace.left_s(slot.index + 1, len(slots))
-            self.progress.slot_done(Done(slot.index + 1, len(slots), slot.arm, slot.block, left_s, interval))
+            done = slot.index + 1
+            left_s = pace.left_s(done, len(slots))
+            self.progress.slot_done(Done(done, len(slots), slot.arm, slot.block, left_s, interval))
 
     def is_hopeless(self, question: Question, slot: Slot) -> bool:
         """Whether the run, before this slot, can only be INVALID: then it is said why, and what to change.
@@ -319,13 +320,10 @@ class Run:
         self.rig.renew(self.settings.arm_set, start)
         self.start = start
         for arm in self.settings.arm_set.arms:
-            self.warm_up_anew(arm)
+            place = Place(arm, None, "warmup", start)
+            answered(arm, self.load.probe(place))
+            self.load.run(place, Amount(1, self.load.scenario.burnin))
         self.note_changes()
-
-    def warm_up_anew(self, arm: Arm) -> None:
-        """What an arm's first requests bring about, once more."""
-        answered(arm, self.load.probe(Place(arm, None, "warmup", self.start)))
-        self.load.run(Place(arm, None, "warmup", self.start), Amount(1, self.load.scenario.burnin))
 
     def note_changes(self) -> None:
         """V12, once: a target that is not what it was when the run began, or gone."""

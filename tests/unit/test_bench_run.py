@@ -602,28 +602,6 @@ def test_arms_that_share_weights_get_new_memory_in_every_block_so_that_its_luck_
     assert len(set(blocks)) > 1, "arms were always seated in the same order, so that each may get the same place"
 
 
-def test_arms_whose_steps_are_captured_for_their_memory_are_warmed_up_in_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rig_module, "CAPTURED_RESEAT_SHARE", 1e6)
-    seated: list[str] = []
-    rig = lucky_rig(seated)
-    rig.captures = True
-    outcome = run(tmp_path, rig=rig, blocks=12)
-    rows = read_record(outcome.path).row_dicts
-    warmed: dict[int, set[str]] = {}
-    block = 0
-    for row in rows[next(place for place, row in enumerate(rows) if row["phase"] == "measure") :]:
-        if row["phase"] == "warmup":
-            warmed.setdefault(block + 1, set()).add(row["arm"])
-        else:
-            block = row["block"]
-
-    assert outcome.document["valid"]
-    assert len(seated) == 36
-    assert warmed == {block: {"base", "b", "null"} for block in range(1, 12)}
-
-
 def test_arms_keep_their_memory_where_a_new_one_is_dear_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from pocketllm.engine.weights.checkpoint import Checkpoint
 
 Say = Callable[[str], None]
-RESEAT_SHARE, CAPTURED_RESEAT_SHARE = 0.1, 2.0
-"""Arms that share weights get new memory before every block where that takes at most this share of it; more where
-steps are captured for that memory: on a GPU, blocks are short beside what comes before the first one."""
+RESEAT_SHARE = 0.1
+"""Arms that share weights get new memory before every block where that takes at most this share of it."""
 
 
 @dataclass
@@ -44,8 +43,6 @@ class Rig:
     """Starts an arm afresh, where each is a process: (arm, number of the start) → its target."""
     seat_arm: "Callable[[Arm], Target] | None" = None
     """Gives an arm a loop and memory of its own, where all share loaded weights; None: they keep what they have."""
-    captures: bool = False
-    """Whether what is captured for an arm's memory, by its first requests, is lost with it."""
     on_close: Callable[[], None] = lambda: None
 
     def fingerprints(self) -> dict[str, str]:
@@ -68,12 +65,11 @@ class Rig:
             self.targets = {**self.targets, arm.name: self.start_arm(arm, start)}
         self.last_start, self.renew_s = start, time.perf_counter() - begun
 
-    def reseat(self, arms: Sequence[Arm], block_s: float, say: Say, warm_up: Callable[[Arm], None]) -> None:
+    def reseat(self, arms: Sequence[Arm], block_s: float, say: Say) -> None:
         """New loops in new memory for arms that share weights, in this order, as long as it is cheap beside a block.
 
-        Where a loop's memory lies makes it up to 2 % faster or slower for as long as it lives. An arm that kept its
-        memory would carry that into its ratio, and no number of blocks would make it smaller. On a GPU the arms take
-        each other's: it is handed out in the order in which they are opened.
+        Where a loop's memory lies in the caches makes it up to 2 % faster or slower for as long as it lives. An arm
+        that kept its memory would carry that into its ratio, and no number of blocks would make it smaller.
         """
         if self.seat_arm is None:
             return
@@ -81,11 +77,8 @@ class Rig:
         self.close_targets()  # all of them first: else each would be given back what it had
         for arm in arms:
             self.targets = {**self.targets, arm.name: self.seat_arm(arm)}
-        if self.captures:
-            for arm in arms:
-                warm_up(arm)
         took_s = time.perf_counter() - begun
-        if took_s > (CAPTURED_RESEAT_SHARE if self.captures else RESEAT_SHARE) * block_s:
+        if took_s > RESEAT_SHARE * block_s:
             self.seat_arm = None
             say(
                 f"arms keep their memory from here on: new memory takes {took_s:.2g} s, a block {block_s:.2g} s; "
@@ -131,8 +124,8 @@ def open_engine(arm_set: ArmSet, options: "EngineOptions", say: Say) -> Rig:
     tokenizer = engine.tokenizer
     return Rig(
         targets={arm.name: seat(arm) for arm in arm_set.arms},
-        seat_arm=seat,
-        captures=engine.backend.capability.device != "cpu",
+        # on a CPU alone: it is its caches that memory lies well or badly in, and graphs captured anew take seconds
+        seat_arm=seat if engine.backend.capability.device == "cpu" else None,
         encode=tokenizer.encode,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special=False),
         model=model_document(engine.checkpoint),
