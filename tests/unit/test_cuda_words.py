@@ -11,14 +11,26 @@ from tests.cuda.interpreter import ROOT
 
 DRIVERS = (
     *("bars", "evidence", "first_tokens"),
-    *("compressed", "families", "file", "hybrid", "indexed", "interpreted", "invariance", "invariant_model", "kernels"),
-    *("kimi", "latent", "latent_times", "loading", "mixtures", "model", "operations", "overlap", "recurrent"),
-    "together",
+    *(
+        "compressed",
+        "draws",
+        "families",
+        "file",
+        "hybrid",
+        "indexed",
+        "interpreted",
+        "invariance",
+        "invariant_model",
+        "kernels",
+    ),
+    *("kimi", "latent", "latent_times", "loading", "mixtures", "model", "operations", "overlap", "plain", "recurrent"),
+    *("sampled", "together"),
 )
 CALL_EACH = """
 import runpy, sys
 for name in sys.argv[1:]:
-    sys.argv = [name, *["no-such-part"] * (name != "tests.cuda.overlap")]
+    takes_a_file = name in ("tests.cuda.overlap", "tests.cuda.sampled")
+    sys.argv = [name, *["no-such-part"] * (not takes_a_file)]
     try:
         runpy.run_module(name, run_name="__main__")
     except SystemExit as end:
