@@ -1,4 +1,3 @@
-# ruff: noqa: B023  # what is timed is called at once
 """Products with matrices of plain floats against float64, in Triton's interpreter or on a GPU.
 
 usage: python -m tests.cuda.plain [few] [alone] [many] [operations] [large] [time] [shapes] [tiles] [F16] [BF16] [F32]
@@ -161,7 +160,7 @@ def swept(sizes: Sequence[tuple[int, int]], count: int, tried: Sequence[tuple[in
         x, y, line = torch.randn(count, width, device=DEVICE), poisoned(count, rows), []
         for shape in tried:
             run = partial(multiply, x, y=y, shape=shape)
-            took = timed(lambda i: run(pool[i]), len(pool))
+            took = timed_over(pool, run)
             line.append(f"{shape or ''} {took:.1f} µs {first.nbytes / took / 1e6:.2f} TB/s")
         print(f"{kind} {width}→{rows} {first.nbytes >> 20} MiB ×{count} | {' | '.join(line)}", flush=True)
 
@@ -175,9 +174,18 @@ def tiles() -> None:
             x, line = torch.randn(count, width, device=DEVICE).half(), []
             for cols, depth, stages in product((16, 32, 64), (64, 128), (4, 6)):
                 run = partial(fixed_product, x, tile={**NARROW, "COLS": cols, "DEPTH": depth, "num_stages": stages})
-                line.append(f"{cols},{depth},{stages} {timed(lambda i: run(pool[i]), len(pool)):.1f}")
-            library = timed(lambda i: library_product(x, pool[i]), len(pool))
+                line.append(f"{cols},{depth},{stages} {timed_over(pool, run):.1f}")
+            library = timed_over(pool, partial(library_product, x))
             print(f"{width}→{rows} ×{count}: library {library:.1f} µs · {' · '.join(line)}", flush=True)
+
+
+def timed_over(pool: Sequence[torch.Tensor], run: Callable[[torch.Tensor], object]) -> float:
+    """Microseconds of one call, over matrices in turn, so that none is in a cache."""
+
+    def call(number: int) -> None:
+        run(pool[number])
+
+    return timed(call, len(pool))
 
 
 def kinds() -> list[str]:

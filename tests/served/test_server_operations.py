@@ -186,7 +186,9 @@ def test_every_number_of_requests_that_steps_are_made_for_runs_once_and_leaves_n
     assert stats.num_running == stats.num_waiting == 0
 
 
-def test_a_backend_that_captures_steps_is_warmed_up_for_every_kind_of_draw(tiny_gguf: Path) -> None:
+def test_a_backend_that_captures_steps_is_warmed_up_for_every_kind_of_draw(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pocketllm.engine.load import load_engine
     from pocketllm.engine.options import EngineOptions
 
@@ -198,8 +200,8 @@ def test_a_backend_that_captures_steps_is_warmed_up_for_every_kind_of_draw(tiny_
             asked.append(request.params)
             submit(request, sink)
 
-        engine.loop.submit = watched  # type: ignore[method-assign]  # watched in this test
-        engine.loop.stats = lambda: replace(stats(), num_compiles=1)  # type: ignore[method-assign]  # as of a GPU
+        monkeypatch.setattr(engine.loop, "submit", watched)
+        monkeypatch.setattr(engine.loop, "stats", lambda: replace(stats(), num_compiles=1))  # as of a GPU
         warm_up(engine)
 
     assert [(params.is_greedy, params.top_p < 1) for params in asked] == [(False, False), (True, False), (False, True)]

@@ -55,8 +55,9 @@ def test_an_error_inside_a_generator_of_prompts_stays_its_own(llm: LLM) -> None:
         yield "a"
         raise TypeError("mine")
 
+    prompts: Any = broken()
     with pytest.raises(TypeError, match="mine"):
-        llm.generate(broken(), GREEDY)  # type: ignore[arg-type]  # a generator in place of a list
+        llm.generate(prompts, GREEDY)
 
 
 @pytest.mark.parametrize("prompts", [None, 5, object(), {"prompt": "hi"}])
@@ -106,8 +107,9 @@ def test_conversations_may_come_from_a_generator(llm: LLM, monkeypatch: pytest.M
     one = [{"role": "user", "content": "hi"}, {"role": "user", "content": "you"}]
     expected = llm.chat_token_ids(one)
 
-    for several in (iter(one), iter([one]), [iter(one)]):
-        [result] = llm.chat(several, GREEDY)  # type: ignore[arg-type]  # iterators in place of lists
+    given: list[Any] = [iter(one), iter([one]), [iter(one)]]
+    for several in given:
+        [result] = llm.chat(several, GREEDY)
         assert result.prompt_token_ids == expected
 
 
